@@ -29,7 +29,7 @@ RECOVERY_CODES = """Exit codes: 0 done; 2 a wrong flag, folder or file; 4 nobody
 
 Why = Annotated[str, typer.Option("--reason", help="Shown to the volunteers: one line of up to 200 characters.")]
 Peer = Annotated[str, typer.Argument(help="The peer's id, or the end of it, as `peers` shows it.")]
-Undo = Annotated[bool, typer.Option("--undo", help="Take each module back to before the first work of the peer.")]
+Undo = Annotated[bool, typer.Option("--undo", help="Take the peer's work out of each module.")]
 RunFilePath = Annotated[Path, typer.Argument(help="A run file, as `init` writes one.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")]
 RunFolderOption = Annotated[Path | None, typer.Option("--dir", help="Where the run is kept. Default: as `start` does.")]
@@ -159,7 +159,7 @@ def verify(
         typer.Option("--dir", help="Keep what is gathered of a live run here. Default: a folder that is removed."),
     ] = None,
 ) -> None:
-    """Recompute every module's chain from genesis to head, from its contributions.
+    """Recompute every module's chain, as far back as its contributions are kept.
 
     Of a live run, they are gathered from the archive and from keepers, also when the coordinator is gone.
     """
@@ -220,13 +220,13 @@ def ban(peer: Peer, reason: Why, folder: Folder = None, undo: Undo = False) -> N
     Its program ends with exit code 7 and the reason. The ban is signed, and known to all within seconds.
     Example: dipaco-bootstrap ban ...8VhWqZ my-run --reason "contributions of noise"
     """
-    _decree(folder, act="ban", peer=peer, reason=reason, undo=undo)
+    _decree(folder, ask="ban", peer=peer, reason=reason, undo=undo)
 
 
 @app.command(epilog=DECREE_CODES)
 def admit(peer: Peer, folder: Folder = None, reason: Why = "") -> None:
     """Undo a ban. Example: dipaco-bootstrap admit ...8VhWqZ my-run"""
-    _decree(folder, act="admit", peer=peer, reason=reason)
+    _decree(folder, ask="admit", peer=peer, reason=reason)
 
 
 @app.command(epilog=DECREE_CODES)
@@ -236,13 +236,13 @@ def appoint(peer: Peer, folder: Folder = None, reason: Why = "") -> None:
     It runs `dipaco-bootstrap seed`. It grants nothing and makes nothing final.
     Example: dipaco-bootstrap appoint ...8VhWqZ my-run
     """
-    _decree(folder, act="appoint", peer=peer, reason=reason)
+    _decree(folder, ask="appoint", peer=peer, reason=reason)
 
 
 @app.command(epilog=DECREE_CODES)
 def dismiss(peer: Peer, folder: Folder = None, reason: Why = "") -> None:
     """Undo `appoint`. Example: dipaco-bootstrap dismiss ...8VhWqZ my-run"""
-    _decree(folder, act="dismiss", peer=peer, reason=reason)
+    _decree(folder, ask="dismiss", peer=peer, reason=reason)
 
 
 @app.command(epilog=DECREE_CODES)
@@ -251,13 +251,13 @@ def hide_name(peer: Peer, reason: Why, folder: Folder = None) -> None:
 
     Example: dipaco-bootstrap hide-name ...8VhWqZ my-run --reason "an insult"
     """
-    _decree(folder, act="hide-name", peer=peer, reason=reason)
+    _decree(folder, ask="hide-name", peer=peer, reason=reason)
 
 
 @app.command(epilog=DECREE_CODES)
 def show_name(peer: Peer, folder: Folder = None, reason: Why = "") -> None:
     """Undo `hide-name`. Example: dipaco-bootstrap show-name ...8VhWqZ my-run"""
-    _decree(folder, act="show-name", peer=peer, reason=reason)
+    _decree(folder, ask="show-name", peer=peer, reason=reason)
 
 
 @app.command(epilog=DECREE_CODES)
@@ -266,13 +266,13 @@ def freeze(reason: Why, folder: Folder = None) -> None:
 
     Example: dipaco-bootstrap freeze my-run --reason "a bad shard"
     """
-    _decree(folder, act="freeze", reason=reason)
+    _decree(folder, ask="freeze", reason=reason)
 
 
 @app.command(epilog=DECREE_CODES)
 def unfreeze(folder: Folder = None, reason: Why = "") -> None:
     """Let a frozen run go on. Example: dipaco-bootstrap unfreeze my-run"""
-    _decree(folder, act="unfreeze", reason=reason)
+    _decree(folder, ask="unfreeze", reason=reason)
 
 
 @app.command(epilog=DECREE_CODES)
@@ -287,7 +287,7 @@ def rollback(
     Its leader makes it, even while the run is frozen. Outer momentum starts at zero; work on what is undone expires.
     Example: dipaco-bootstrap rollback L1.M0 12 my-run --reason "diverged"
     """
-    _decree(folder, act="rollback", module=module, version=version, reason=reason)
+    _decree(folder, ask="rollback", module=module, version=version, reason=reason)
 
 
 @app.command(epilog=DECREE_CODES)
@@ -304,7 +304,7 @@ def grow(
     the others keep theirs. The run still ends after the same round.
     Example: dipaco-bootstrap grow my-run --levels 1,2,4 --at-round 12 --corpus cookery.jsonl
     """
-    _decree(folder, act="grow", levels=levels, version=at_round, corpus=corpus, reason=reason)
+    _decree(folder, ask="grow", levels=levels, version=at_round, corpus=corpus, reason=reason)
 
 
 @app.command(epilog=DECREE_CODES)
@@ -313,17 +313,17 @@ def decrees(folder: Folder = None, is_json: Json = False) -> None:
 
     Example: dipaco-bootstrap decrees my-run --json
     """
-
     from .control.decrees import show
 
     end(lambda: show(folder, is_json=is_json))
 
 
-def _decree(folder: Folder, *, levels: str = "", **order: str | int) -> None:
+def _decree(folder: Folder, *, levels: str = "", **asked: str | int) -> None:
     def work() -> None:
-        from .control.decrees import Order, decree, read_levels
+        from .control.decrees import decree, read_levels
+        from .control.requests import Request
 
-        decree(folder, Order(levels=read_levels(levels), **order))  # type: ignore[arg-type]
+        decree(folder, Request(levels=read_levels(levels), **asked))  # type: ignore[arg-type]
 
     end(work)
 

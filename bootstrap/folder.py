@@ -19,7 +19,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.protocol.documents import Manifest, Sealed, Sharding
 from dipaco_p2p.protocol.manifest import STAGES
-from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create
 from dipaco_p2p.use.folder import DECREES as DECREES
 from dipaco_p2p.use.folder import MANIFEST, RunFolder, manifest_path
@@ -116,7 +116,13 @@ def ticket_of(folder: Path, *, seeds: Sequence[str]) -> str:
     return make_ticket(run, seeds or known[:1], more=known)
 
 
-KEY_HINT = "bring its identity.key back"
+def coordinators_key(root: Path, run: Run) -> Signer:
+    """The key in the folder of `run`; raises IntegrityError if it is not its coordinator's."""
+    signer = load_or_create(root / KEY_NAME)
+    if signer.peer != run.manifest.author:
+        hint = "bring its identity.key back"
+        raise IntegrityError(f"the key in `{root}` is not this run's coordinator's", hint=hint)
+    return signer
 
 
 def invitation_of(folder: Path, peer: str, *, at_s: float) -> str:
@@ -129,10 +135,7 @@ def invitation_of(folder: Path, peer: str, *, at_s: float) -> str:
     if (policy := run.config.admission.policy) != INVITE:
         hint = 'only a run file with `policy = "invite"` in [admission] makes a run of the invited'
         raise ConfigError(f"the admission of {run.name} is `{policy}`: nobody is invited to it", hint=hint)
-    signer = load_or_create(folder / KEY_NAME)
-    if signer.peer != run.manifest.author:
-        raise IntegrityError(f"the key in `{folder}` is not this run's coordinator's", hint=KEY_HINT)
-    return write_code(invite(signer, run.origin, PeerId(peer), at_s=at_s))
+    return write_code(invite(coordinators_key(folder, run), run.origin, PeerId(peer), at_s=at_s))
 
 
 def known_addresses(folder: Path) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from dipaco_p2p.program.control.options import end_program
+
 from .places import DEFAULT_PORT, check_base
 
 EPILOG = """Exit codes: 0 done; 2 a wrong flag or folder; 4 nobody answers; 5 this machine cannot (disk, port);
@@ -37,7 +39,6 @@ def serve(
 
     Ctrl-C stops; the same command goes on later, and asks for what it missed.
     """
-    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from dipaco_p2p.node.entry import read_entry
@@ -51,7 +52,7 @@ def serve(
         place = Place(host=host, port=port, base=base)
         await serve_run(ticket, folder, place, expected=run, join=join, verbose=verbose)
 
-    raise typer.Exit(run_program(main))
+    end_program(main)
 
 
 @app.command(epilog="Example: dipaco-bootstrap leaderboard export my-run pages\n\n" + EPILOG)
@@ -62,7 +63,6 @@ def export(
     join: Join = "",
 ) -> None:
     """Write the whole site as files, for any web host or none: open its `index.html`."""
-    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from .program import export as export_run
@@ -70,7 +70,7 @@ def export(
         snapshot = await export_run(source, to, expected=run, join=join)
         print(f"wrote {len(snapshot.versions)} versions to {to / 'index.html'}")
 
-    raise typer.Exit(run_program(main))
+    end_program(main)
 
 
 @app.command(epilog="Example: dipaco-bootstrap leaderboard rebuild my-run tables.sqlite\n\n" + EPILOG)
@@ -79,11 +79,10 @@ def rebuild(
     to: Annotated[Path, typer.Argument(help="The database to write: a new file.")],
 ) -> None:
     """Make the tables again from the signed documents of a run alone: nobody needs to believe a leaderboard."""
-    from dipaco_p2p.program.console import run_program
 
     async def main() -> None:
         from .program import rebuild_tables
 
         print(f"wrote {rebuild_tables(folder, to)} versions to {to}")
 
-    raise typer.Exit(run_program(main))
+    end_program(main)

@@ -1,9 +1,9 @@
 """The collector: follows a run through the same public protocol as any peer, and keeps account of it.
 
 It only reads. Everything is pulled (`StagePull`): after it was away it asks for what it missed, and for nothing else. A
-peer that does not answer, or not what was asked, costs one time limit, and others are asked; what one answer may bring
-is bounded. What peers say is checked (ledger.py) before it is stored or shown. Every few seconds the `Collector` hands
-a `Snapshot` to whoever shows it.
+peer that does not answer, answers slowly, or not what was asked, costs one time limit, and others are asked; what one
+answer may bring is bounded. What peers say is checked (ledger.py) before it is stored or shown. Every few seconds the
+`Collector` hands a `Snapshot` to whoever shows it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dipaco_p2p.node.node import CONTROL_TIMEOUT_S, ask, open_observer
 from dipaco_p2p.node.reading import Teller, ask_chain, chain_tellers, open_connection
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
-from dipaco_p2p.program.tasks import keep_going
+from dipaco_p2p.program.tasks import in_time, keep_going
 from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Receipt, Rejection, Sealed, rejected
 from dipaco_p2p.protocol.judgement import Check, Judgement
 from dipaco_p2p.protocol.rounds import OpenRound
@@ -40,7 +40,7 @@ from .database import Database
 from .ledger import Stage, Write
 from .model import Snapshot
 from .rows import StageRows, stage_rows
-from .snapshot import Inputs, Live, path_states, read_live, take_snapshot
+from .snapshot import Live, path_states, read_live, take_snapshot
 
 POLL_S = 3.0
 POLL_MAX_S = 60.0
@@ -50,6 +50,10 @@ POLLS_TO_CATCH_UP = 3
 """The first asks for the chains, the next for what they name."""
 PRUNE_POLLS = 100
 
+TELLER_S = 10.0
+"""One peer has so long for all pages of a list: whoever answers each call just in time costs the others little."""
+CHAINS_S = 30.0
+"""All modules have so long in one poll; the next poll goes on."""
 MODULES_AT_ONCE = 8
 TELLERS_MAX = 6
 """Peers that are asked for one list."""
@@ -155,14 +159,14 @@ class Collector:
     async def _take_snapshot(self) -> Snapshot:
         stages = tuple(stage.copy() for stage in self._stages)
         changes = [stage.changes for stage in self._stages]
-        inputs = Inputs(stages=stages, live=self._live, refused=dict(self._refusals.counts), join=self._join)
+        live, refused = self._live, dict(self._refusals.counts)
         known = [self._rows.get(stage.run.id, (-1, None)) for stage in stages]
         rows = [row if made_at == count else None for (made_at, row), count in zip(known, changes, strict=True)]
         now_s = self._clock.now_s()
 
         def work() -> tuple[list[StageRows], Snapshot]:
             made = [stage_rows(one) if row is None else row for one, row in zip(stages, rows, strict=True)]
-            return made, take_snapshot(inputs, now_s=now_s, rows=made)
+            return made, take_snapshot(stages, now_s=now_s, live=live, refused=refused, join=self._join, rows=made)
 
         made, snapshot = await asyncio.to_thread(work)
         for one, count, row in zip(stages, changes, made, strict=True):
@@ -277,21 +281,26 @@ class StagePull:
         """Ask for everything once. A failure of one peer or one call is logged, and the others go on."""
         self._polls += 1
         await self._try("heartbeats, claims and heads", self.watch.refresh())
+        await self._try("judgements", self._pull_judgements())  # before any leader may keep us waiting
         await self._try("open rounds", self.watch.read_rounds())
-        gate = asyncio.Semaphore(MODULES_AT_ONCE)
-        await asyncio.gather(*(self._poll_module(module, gate) for module in self.stage.chains))
-        await self._try("judgements", self._pull_judgements())
+        await self._try("chains", in_time(self._poll_modules(), self._clock, CHAINS_S, what="the chains"))
         for peer in self._seeds() if self.stage.judgements else ():
-            await self._try(f"checks of {peer}", self._pull_checks_of(peer))
+            await self._hear(f"checks of {peer}", self._pull_checks_of(peer))
         await self._try("contributions", self._pull_contributions())
+
+    async def _poll_modules(self) -> None:
+        """Each poll begins with another module: slow leaders of some must not always come before the same others."""
+        gate, modules = asyncio.Semaphore(MODULES_AT_ONCE), list(self.stage.chains)
+        first = self._polls * MODULES_AT_ONCE % len(modules)
+        await asyncio.gather(*(self._poll_module(module, gate) for module in [*modules[first:], *modules[:first]]))
 
     async def _poll_module(self, module: ModuleId, gate: asyncio.Semaphore) -> None:
         async with gate:
             await self._try(f"versions of {module}", self._pull_chain(module))
             is_news = self.watch.rounds.get(module) != self._receipted.get(module)
-            await self._try(f"receipts of {module}", self._pull_receipts(module))
+            await self._hear(f"receipts of {module}", self._pull_receipts(module))
             if is_news or self._polls % REJECTIONS_POLLS == 0:
-                await self._try(f"rejections of {module}", self._pull_rejections(module))
+                await self._hear(f"rejections of {module}", self._pull_rejections(module))
 
     async def _pull_chain(self, module: ModuleId) -> None:
         """Until what the leader announces is here, or nobody has more. What is not final yet is asked for again: it may
@@ -299,7 +308,7 @@ class StagePull:
         for teller in self._tellers(module):
             if not self._lacks(module):
                 return
-            await self._try(f"{teller[1].METHOD} of {module}", self._pull_from(teller, module))
+            await self._hear(f"{teller[1].METHOD} of {module}", self._pull_from(teller, module))
 
     def _tellers(self, module: ModuleId) -> list[Teller]:
         """The coordinator before others that say that they are seed nodes: of these there may be many. It alone, where
@@ -324,6 +333,8 @@ class StagePull:
                 return
             await self._learn_grants(teller[0], module, page)
             self.stage.take_versions(module, found, now_s=self._clock.now_s())
+            if [sealed.document.version for sealed in page] != list(range(begin + 1, begin + len(page) + 1)):
+                return  # they were counted; whoever goes on with others could page for ever
             if chain.head == found[-1].document:
                 after, found = chain.head.version, []
 
@@ -333,7 +344,7 @@ class StagePull:
         self.stage.take_grants(module, self._node.mandates.grants(module))
         unknown = [one for one in found if one.document.grant not in self.stage.grants]
         if any(not is_final(sealed, coordinator=coordinator) for sealed in unknown):
-            await self._try(f"mandates of {module}", self.watch.learn_mandate(module, peer))
+            await self._try(f"mandates of {module}", self.watch.mandate_news.learn(module, peer))
             self.stage.take_grants(module, self._node.mandates.grants(module))
 
     def _lacks(self, module: ModuleId) -> bool:
@@ -388,7 +399,7 @@ class StagePull:
         if len(self.stage.judgements) > self.stage.run.rounds:
             return
         for peer in self._seeds():
-            if await self._try(f"judgements of {peer}", self._pull_judgements_of(peer)):
+            if await self._hear(f"judgements of {peer}", self._pull_judgements_of(peer)):
                 return
 
     async def _pull_judgements_of(self, peer: PeerId) -> None:
@@ -411,7 +422,7 @@ class StagePull:
 
     async def _pull_portion(self, ids: list[str]) -> None:
         for peer in self._seeds():
-            await self._try(f"contributions of {peer}", self._pull_portion_of(peer, ids))
+            await self._hear(f"contributions of {peer}", self._pull_portion_of(peer, ids))
             ids = [id_ for id_ in ids if not self.stage.has(id_)]
             if not ids:
                 return
@@ -430,6 +441,10 @@ class StagePull:
 
     async def _ask(self, peer: PeerId, request: Request[R]) -> R:
         return await ask(self._node, peer, request, timeout_s=CONTROL_TIMEOUT_S)
+
+    async def _hear(self, what: str, work: Awaitable[None]) -> bool:
+        """As `_try`, of what one peer tells."""
+        return await self._try(what, in_time(work, self._clock, TELLER_S, what=what))
 
     @staticmethod
     async def _try(what: str, work: Awaitable[None]) -> bool:

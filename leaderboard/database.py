@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, IntegrityError, WrongRun
+from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, IntegrityError
 from dipaco_p2p.node.authority import Decrees
 from dipaco_p2p.node.run import Run, open_run
 from dipaco_p2p.node.stages import check_next_stage
@@ -247,13 +247,6 @@ class Database:
         for run in runs:
             stages.append(self._load_stage(run, refusals, stages[0].decrees if stages else None))
         return stages
-
-    def require_run(self, run: Run) -> None:
-        """Raise WrongRun if the database is of another run."""
-        known = [open_run(value).origin for value in self._sealed("records", "manifest")]
-        if known and run.origin not in known:
-            message = f"the database is of run:{known[0][:8]}, not of {run.name}"
-            raise WrongRun(message, hint="give each run a database of its own")
 
     def observed(self) -> Observed:
         """What was observed earlier."""

@@ -168,11 +168,13 @@ class DecreeRow:
     """Of a growth: the grid that follows, as in `2x4`; else empty."""
     corpus: str = ""
     """Of a growth that brings text: the digest of its sequences; else empty."""
+    without: tuple[PeerId, ...] = ()
+    """Of a rollback that keeps the work of others: whose is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackRow:
-    """Why a version has the parameters of an earlier one: it shows the coordinator's decree."""
+    """Why a version has the parameters of an earlier one, or was rebuilt from it: it shows the coordinator's decree."""
 
     decree: int
     """Its number."""
@@ -181,6 +183,23 @@ class RollbackRow:
     reason: str
     at_s: float
     """Unix time of the decree on the coordinator's clock."""
+    without: tuple[PeerId, ...] = ()
+    """Whose contributions were left out when the versions since were rebuilt; empty where they were not."""
+
+    @property
+    def words(self) -> str:
+        """What became of the module."""
+        return f"rebuilt from version {self.to} on" if self.without else f"back to version {self.to}"
+
+    @property
+    def told(self) -> str:
+        """The same, of the module, as a sentence ends."""
+        return f"{'was' if self.without else 'went'} {self.words}"
+
+    @property
+    def is_now(self) -> str:
+        """The same, of the version that carries it out."""
+        return f"was {self.words}" if self.without else f"is version {self.to} again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

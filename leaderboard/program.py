@@ -41,7 +41,7 @@ from .database import Database
 from .ledger import Stage
 from .model import Snapshot
 from .places import FILE, IN_RUN_FOLDER, LOG, SAID
-from .snapshot import Inputs, Live, take_snapshot
+from .snapshot import Live, take_snapshot
 from .web.app import make_app
 from .web.export import export_site
 from .words import Words, read_words
@@ -213,7 +213,6 @@ def rebuild(folder: Path, database: Database) -> list[Stage]:
         raise ConfigError(f"`{folder}` holds no prepared run", hint="give the folder that `start --dir` was given")
     for before, after in zip(runs, runs[1:], strict=False):
         check_next_stage(before, after)
-    database.require_run(runs[0])
     stages = [Stage(runs[0], refusals)]
     stages += [Stage(run, refusals, stages[0].decrees) for run in runs[1:]]
     for stage in stages:
@@ -283,4 +282,4 @@ def stored_snapshot(database: Database, stages: list[Stage], *, now_s: float, jo
     judged_s = [sealed.document.at_s for stage in stages for sealed in stage.judgements.values()]
     heard_s = max([*judged_s, *([observed.heard_s] if observed.heard_s is not None else [])], default=None)
     live = Live(last_seen_s={PeerId(peer): at_s for peer, at_s in observed.last_seen_s.items()}, heard_s=heard_s)
-    return take_snapshot(Inputs(stages=tuple(stages), live=live, refused=observed.refused, join=join), now_s=now_s)
+    return take_snapshot(stages, now_s=now_s, live=live, refused=observed.refused, join=join)

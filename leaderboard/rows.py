@@ -286,11 +286,18 @@ def _decree_row(decree: Decree, *, version: int | None, ended_by: int | None) ->
         ended_by=ended_by,
         levels="x".join(map(str, decree.levels)),
         corpus=decree.corpus,
+        without=_without(decree),
     )
 
 
 def _rollback(decree: Decree) -> RollbackRow:
-    return RollbackRow(decree=decree.number, to=decree.to, reason=decree.reason, at_s=decree.at_s)
+    return RollbackRow(
+        decree=decree.number, to=decree.to, reason=decree.reason, at_s=decree.at_s, without=_without(decree)
+    )
+
+
+def _without(decree: Decree) -> tuple[PeerId, ...]:
+    return () if decree.rebuilt is None else decree.rebuilt.without
 
 
 # -- losses that others measured again

@@ -1,4 +1,4 @@
-"""From `Inputs` to one `Snapshot`: a pure function of the records, what was observed, and the time.
+"""From stages to one `Snapshot`: a pure function of the records, what was observed, and the time.
 
 `Live` is what peers say of themselves at one moment: hints. No address is in it: what must not be shown is not kept.
 """
@@ -110,22 +110,19 @@ def _newest(seen_s: dict[PeerId, float]) -> dict[PeerId, float]:
     return dict(sorted(seen_s.items(), key=lambda item: -item[1])[:SEEN_MAX])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """All that is known at one moment."""
-
-    stages: tuple[Stage, ...]
-    """The first one first; at least one."""
-    live: Live = Live()
-    """Of the last one."""
-    refused: Mapping[str, int]
-    join: str = ""
-
-
-def take_snapshot(inputs: Inputs, *, now_s: float, rows: Sequence[StageRows] | None = None) -> Snapshot:
-    """What is shown at `now_s`. `rows` are those of the stages, if they were made before and are still good."""
-    made = [stage_rows(stage) for stage in inputs.stages] if rows is None else rows
-    live, stage = inputs.live, inputs.stages[-1]
+def take_snapshot(
+    stages: Sequence[Stage],
+    *,
+    now_s: float,
+    refused: Mapping[str, int],
+    live: Live | None = None,
+    join: str = "",
+    rows: Sequence[StageRows] | None = None,
+) -> Snapshot:
+    """What is shown at `now_s` of `stages`, the first one first, at least one; `live` is of the last one. `rows` are
+    those of the stages, if they were made before and are still good."""
+    made = [stage_rows(stage) for stage in stages] if rows is None else rows
+    live, stage = live or Live(), stages[-1]
     paths = tuple(_path_rows(stage, made[-1], live))
     versions = tuple(row for found in made for row in found.versions)
     losses = tuple(row for found in made for row in found.losses)
@@ -133,7 +130,7 @@ def take_snapshot(inputs: Inputs, *, now_s: float, rows: Sequence[StageRows] | N
     decrees, decreed = decree_rows(tuple(stage.decrees.log), versions), stage.decrees.state
     live = replace(live, names={peer: said for peer, said in live.names.items() if not decreed.hides(peer)})
     return Snapshot(
-        run=run_info([stage.run for stage in inputs.stages]),
+        run=run_info([stage.run for stage in stages]),
         taken_s=now_s,
         heard_s=live.heard_s,
         state=_state(stage, paths, decrees),
@@ -142,7 +139,7 @@ def take_snapshot(inputs: Inputs, *, now_s: float, rows: Sequence[StageRows] | N
         peers_relayed=len(live.relayed),
         paths_covered=sum(bool(row.peers) or bool(live.told.get(row.path)) for row in paths),
         credit_total=math.fsum(row.credit for row in versions),
-        refused=dict(inputs.refused),
+        refused=dict(refused),
         modules=tuple(_module_rows(stage, made[-1], live)),
         paths=paths,
         rounds=tuple(row for found in made for row in found.rounds),
@@ -150,7 +147,7 @@ def take_snapshot(inputs: Inputs, *, now_s: float, rows: Sequence[StageRows] | N
         losses=losses,
         checks=checks,
         contributors=contributor_rows(versions, losses, live, checks=checks, standings=made[-1].standings, now_s=now_s),
-        join=inputs.join,
+        join=join,
         decrees=decrees,
     )
 

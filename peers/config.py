@@ -106,14 +106,6 @@ def default_home() -> Path:
     return Path(given).expanduser() if given else platformdirs.user_data_path("dipaco-p2p")
 
 
-def check_engine(name: str) -> None:
-    """Raises ConfigError for an unknown engine."""
-    from dipaco_p2p.core.model.engine import ENGINES
-
-    if name not in ENGINES:
-        raise ConfigError(f"`{name}` is not an engine", hint=f"use {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
-
-
 def torch_device(name: str) -> str:
     """The device to train on; raises EnvironmentUnfit when a GPU was asked for and there is none."""
     import torch

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dipaco_p2p.clock import Clock
-from dipaco_p2p.errors import ConfigError, DipacoError, SwarmError
+from dipaco_p2p.errors import DipacoError, SwarmError
 from dipaco_p2p.node.node import Observer, open_observer
 from dipaco_p2p.node.reading import fetch_chain, fetch_judgements, fetch_keepers, fetch_rejections, open_connection
 from dipaco_p2p.node.run import Run
@@ -48,10 +48,10 @@ from dipaco_p2p.protocol.standing import (
     Standing,
 )
 from dipaco_p2p.protocol.versions import Tally
-from dipaco_p2p.swarm.identity import KEY_NAME, load_or_create
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 
+from .control.home import peer_of
 from .decrees import ask_first
 
 Chains = Mapping[ModuleId, Sequence[ModuleVersion]]
@@ -139,10 +139,7 @@ async def show_me(text: str, home: Path, *, expected: str | None, is_whole: bool
 
     Raises ConfigError if no volunteer lives there, and as joining does.
     """
-    key = home / KEY_NAME
-    if not key.exists():
-        raise ConfigError(f"no volunteer lives in `{home}`", hint="name its folder with --home")
-    me = load_or_create(key).peer
+    me = peer_of(home)
     async with open_connection(text, expected=expected) as connection:
         stages = await fetch_stages(connection.swarm, connection.host, expected=connection.run)
         nodes = [open_observer(run, ScopedSwarm(connection.swarm, run.id), clock) for run in stages]

@@ -243,7 +243,9 @@ def _systemctl(*words: str) -> str:
     return done.stdout
 
 
-service_app = typer.Typer(no_args_is_help=True, help="Let systemd run the volunteer: at every boot, with restarts.")
+service_app = typer.Typer(
+    no_args_is_help=True, help="Let systemd run the volunteer, with restarts: from your login on, or from every boot."
+)
 STATUS_SCHEMA = "dipaco.service/1"
 NOTE_LINGER = """\
 It runs while you are logged in. For it to start at boot and go on after you log out, run once:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,7 +38,6 @@ from dipaco_p2p.program.history import HISTORY_NAME, History, read_history
 from dipaco_p2p.program.tasks import keep_going
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.swarm.addresses import best_address
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 
@@ -88,8 +87,8 @@ class Entrance:
     """The peer that we joined through."""
     dial: Callable[[], Awaitable[None]] = _stay
     """Joins again. Raises DipacoError."""
-    meet: Callable[[Run, Sequence[str]], None] = lambda run, addresses: None
-    """Is told the addresses of the peers that we see."""
+    meet: Callable[[Run, Watch, Collection[PeerId]], None] = lambda run, watch, workers: None
+    """Is told whom we see, and whose work counts."""
     name: Callable[[Run, Sequence[str], Sequence[str]], None] = lambda run, seeds, volunteers: None
     """Is told whom a ticket may name: where the seeds are, and volunteers that have worked."""
     invitations: Chain = ()
@@ -374,10 +373,7 @@ class StageRunner:
         while True:
             await node.clock.sleep(every_s)
             watch = node.watch
-            # Only through these can a run be joined: who is behind a relay keeps nothing of the DHT.
-            direct = [beat.addresses for beat in watch.heartbeats.values() if beat.addresses and not beat.is_relayed]
-            met = list(map(best_address, direct))
-            self._entrance.meet(node.run, sorted(met))
+            self._entrance.meet(node.run, watch, chains.workers)
             seeds, volunteers = whom_to_name(watch, workers=chains.workers)
             try:
                 self._entrance.name(node.run, seeds, volunteers)

@@ -11,7 +11,11 @@ from typing import Any
 from dipaco_p2p.clock import Clock
 from dipaco_p2p.program.tasks import done_or_later
 from dipaco_p2p.program.text import duration, size
+from dipaco_p2p.strict import plain
 from dipaco_p2p.topology import ModuleId, PathId
+
+NOT_TOLD = frozenset({"run", "peer", "limited", "unwritten", "is_complete", "is_last_stage"})
+"""Of a status, in its figures: who shows them says it otherwise, or nobody asks."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,30 +70,12 @@ class Status:
 
     def figures(self) -> dict[str, Any]:
         """As plain JSON values: the same keys always, null for what is not known."""
-        return {
-            "doing": self.doing,
+        told = {key: value for key, value in plain(self).items() if key not in NOT_TOLD}
+        return told | {
             "waits_for": self.waits_for or None,
-            "path": None if self.path is None else str(self.path),
-            "round": self.round,
-            "rounds": self.rounds,
-            "rounds_after": self.rounds_after,
-            "step": self.step,
-            "steps": self.steps,
-            "is_cut": self.is_cut,
-            "loss": self.loss,
+            "last_receipt": self.last_receipt or None,
             "tokens_per_s": round(self.tokens_per_s, 1),
             "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
-            "receipts": self.receipts,
-            "last_receipt": self.last_receipt or None,
-            "leads": list(map(str, self.leads)),
-            "keep_bytes": self.keep_bytes,
-            "kept_bytes": self.kept_bytes,
-            "kept_ranges": self.kept_ranges,
-            "keeping_proofs": self.keeping_proofs,
-            "peers_alive": self.peers_alive,
-            "peers_training": self.peers_training,
-            "paths_covered": self.paths_covered,
-            "paths": self.paths,
         }
 
 

@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from bootstrap.control.decrees import Decreeing
+from bootstrap.control.requests import Request
 from bootstrap.coordinator.stage import SeedStage
 from bootstrap.folder import write_stage
 from dipaco_p2p.errors import DipacoError, SwarmError
@@ -315,6 +317,7 @@ class SeedMachine(Machine):
     def __init__(self, world: Environment, signer: Signer) -> None:
         super().__init__(world, "seed", signer)
         self._open: tuple[Process | None, SeedStage] | None = None
+        self._undoing: asyncio.Task[None] | None = None
 
     @property
     def stage(self) -> SeedStage | None:
@@ -338,6 +341,20 @@ class SeedMachine(Machine):
             )
             self.world.note(self.name, "decreed", act=act)
         return True
+
+    def undo(self, peer: PeerId) -> None:
+        """What `ban --undo` does after the ban, as far as this process gets."""
+        if self.stage is None or self.process is None:
+            return
+        stage, seen, order = self.stage, self.stage.seen(), Request(ask="ban", reason="a simulation", undo=True)
+        ledgers, rebuild = seen.ledgers, stage.rebuild
+        decreeing = Decreeing(seen.decrees, self.signer, seen.run, ledgers, thinned=seen.thinned, rebuild=rebuild)
+
+        async def go() -> None:
+            with contextlib.suppress(Crashed):
+                await decreeing.undo(order, peer, now_s=self.clock.now_s)
+
+        self._undoing = self.process.context.copy().run(lambda: asyncio.create_task(go()))
 
     def archived(self) -> dict[ModuleId, int]:
         """The newest version of each module in its archive."""

@@ -262,12 +262,19 @@ def leaders_stay(outcome: Outcome) -> Iterator[Broken]:
     if {str(event.facts["fault"]) for event in outcome.of("fault")} - {"join"}:
         return
     leading: dict[str, str] = {}
+    granted: dict[tuple[str, object], str] = {}
+    """By module and term: to whom."""
     leaving = {"seed"}  # it gives way to anybody
     for event in outcome.events:
         if event.ev == "doing" and event.facts["doing"] == "leaving":
             leaving.add(event.who)
+        elif event.ev == "grants":
+            granted[str(event.facts["module"]), event.facts["term"]] = outcome.names.get(str(event.facts["to"]), "")
         elif event.ev == "leads":
             module = str(event.facts["module"])
+            # A slow seed had given this term to another: a member that had no answer leads until it hears of that.
+            if granted.get((module, event.facts["term"]), event.who) != event.who:
+                continue
             last = leading.get(module, event.who)
             leading[module] = event.who
             if last != event.who and last not in leaving:

@@ -436,10 +436,13 @@ async def total_outage(world: Environment, chance: random.Random) -> None:
 
 @fault("ban")
 async def ban(world: Environment, chance: random.Random) -> None:
-    """A volunteer is banned, and admitted again later; two at least stay that have not come to the end."""
+    """A volunteer is banned, perhaps its work undone, and it is admitted again later; two at least stay that have not
+    come to the end."""
     if sum(not (volunteer.is_gone or volunteer.is_done) for volunteer in world.volunteers) > 2:
         victim = some(world, chance)
         if world.seed.decree("ban", peer=victim.peer):
+            if chance.random() < 0.5:
+                world.seed.undo(victim.peer)
             await asyncio.sleep(3 * away_s(world, chance))
             await _insist(world, "admit", peer=victim.peer)
             victim.start()

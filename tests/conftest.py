@@ -45,6 +45,8 @@ POLL_S = 0.05
 LIMIT_S = 7200.0
 """The virtual time of one test."""
 PROC = Path("/proc")
+PLAYED_ONCE = ("made", "finished")
+"""Fixtures that play a whole run for the tests of several files, which only read it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,6 +60,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("libp2p") is not None)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
+            _keep_together(item)
+
+
+def _keep_together(item: pytest.Function) -> None:
+    """Give tests that share a fixture to one worker: else each plays the run that the fixture plays."""
+    fixtures = item._fixtureinfo.name2fixturedefs
+    if played := next((name for name in PLAYED_ONCE if name in fixtures), None):
+        item.add_marker(pytest.mark.xdist_group(played))
+    elif any(found[-1].scope == "module" for name, found in fixtures.items() if name != "rounds_take_time"):
+        item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

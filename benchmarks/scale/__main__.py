@@ -59,10 +59,9 @@ def _lines(options: argparse.Namespace) -> list[dict[str, Any]]:
     kinds = {"uplink": options.uplink, "downlink": options.downlink, "round_s": options.round_s}
     values = round(options.path_values / len(widths))
     loads = [load(size, widths=widths, values=values, **kinds) for size in options.lines]
-    print(
-        f"Mbit/s on lines of {options.up_mbit:g} Mbit/s up, worked out from the rules, {options.modelled_grid} paths:"
-    )
-    print(*rows(loads, up_mbit=options.up_mbit), sep="\n")
+    line = f"{options.up_mbit:g} Mbit/s up and {options.down_mbit:g} down"
+    print(f"Mbit/s on lines of {line}, worked out from the rules, {options.modelled_grid} paths:")
+    print(*rows(loads, up_mbit=options.up_mbit, down_mbit=options.down_mbit), sep="\n")
     return [asdict(one) for one in loads]
 
 
@@ -127,6 +126,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--path-values", type=_size, default=25_000_000, help="parameters of a path, for --lines")
     parser.add_argument("--round-s", type=_positive, default=600.0, help="how long a round lasts, for --lines")
     parser.add_argument("--up-mbit", type=_positive, default=20.0, help="everybody's uplink, for --lines")
+    parser.add_argument("--down-mbit", type=_positive, default=100.0, help="everybody's downlink, for --lines")
     parser.add_argument("--uplink", choices=UPLINKS, default="int4", help="codec of outer gradients, for --lines")
     parser.add_argument("--downlink", choices=DOWNLINKS, default="int4", help="codec of updates, for --lines")
     parser.add_argument("--grid", type=_grid, default=GRID, help="modules of each level")

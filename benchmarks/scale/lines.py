@@ -1,11 +1,11 @@
 """What a round costs the lines of a busy leader and of the coordinator: worked out from the rules, not played.
 
-A module is counted through which most paths go, when everybody trains. Its leader takes in each contribution that a
-version counts, and sends it on to its mirrors and the archive. A light archive takes the updates of all modules
-instead; what it makes again itself (`remade`) is not counted here (owner/archive.py). Where volunteers measure for it,
-it takes the signed documents, and the parameters of every `SNAPSHOTS`-th version. Versions went to every trainer
-from the leader, the mirrors and the coordinator, which shared that evenly, before trainers had turns; now an owner
-sends at most two copies, and the coordinator none.
+A module is counted through which most paths go, when everybody trains. Its leader, its mirrors and the archive take in
+each contribution that a version counts, and each of them from its author; before, the leader sent it on to the others.
+A light archive takes the updates of all modules instead; what it makes again itself (`remade`) is not counted here
+(owner/archive.py). Where volunteers measure for it, it takes the signed documents, and the parameters of every
+`SNAPSHOTS`-th version. Versions went to every trainer from the leader, the mirrors and the coordinator, which shared
+that evenly, before trainers had turns; now an owner sends at most two copies, and the coordinator none.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ class Load:
     trainers: int
     """Of the module."""
     leader_in: float
-    leader_work: float
-    """Contributions that the leader sends on."""
+    author_out: float
+    """What a volunteer sends of its own work in the modules of its path."""
+    work_before: float
+    """Contributions that the leader sent on before mirrors fetched them from their authors."""
     leader_before: float
     """Versions that it sent before trainers had turns."""
-    leader_now: float
+    leader_out: float
+    """Versions that it sends now."""
     coordinator_before: float
     """Versions of all modules that the coordinator sent."""
     coordinator_in: float
@@ -58,16 +61,10 @@ class Load:
     """What one takes that has parameters where it needs them alone."""
     measuring: float
     """Parameters that a volunteer fetches, and another sends, to measure for it: the mean of all."""
-    light_out: float
-    """What the leader sends in all beside one."""
 
-    @property
-    def leader_out(self) -> float:
-        return self.leader_work + self.leader_now
-
-    def contributions_of(self, up_mbit: float) -> int:
-        """So many a version could count before the leader's uplink is full."""
-        return int(self.contributions * (up_mbit - self.leader_now) / self.leader_work)
+    def contributions_of(self, down_mbit: float) -> int:
+        """So many a version could count before an owner's downlink is full."""
+        return int(self.contributions * down_mbit / self.leader_in)
 
 
 def load(
@@ -102,34 +99,34 @@ def load(
         contributions=contributions,
         trainers=trainers,
         leader_in=mbit(contributions * payload),
-        leader_work=mbit(contributions * payload * owners),
+        author_out=mbit(payload * (owners + 1) * len(widths)),
+        work_before=mbit(contributions * payload * owners),
         leader_before=mbit(shared * update),
-        leader_now=mbit(min(COPIES, trainers / owners) * update),
+        leader_out=mbit(min(COPIES, trainers / owners) * update),
         coordinator_before=mbit(shared * update * modules),
         coordinator_in=mbit(contributions * payload * modules),
         light_in=mbit(update * modules),
         bare_in=mbit(signed + FLOAT_BYTES * values * modules / SNAPSHOTS),
         measuring=mbit(MEASURERS * paths * len(widths) * FLOAT_BYTES * values / volunteers),
-        light_out=mbit(contributions * payload * (owners - 1) + min(COPIES, trainers / owners) * update),
     )
 
 
-def rows(loads: Sequence[Load], *, up_mbit: float) -> Iterator[str]:
+def rows(loads: Sequence[Load], *, up_mbit: float, down_mbit: float) -> Iterator[str]:
     """For people; the first line says what the columns are."""
-    yield "volunteers  values of a module  up      down    s a round  counted  trainers  |  leader: in    work on"
-    yield "            versions before       now  out in all  |  coordinator: versions before  now  |  fragments"
+    yield "volunteers  values of a module  up      down    s a round  counted  trainers  |  author out  leader in"
+    yield "           leader out: work before  now  versions before   now  |  coordinator: versions before  now  |  cut"
     for one in loads:
-        is_full = one.leader_out > up_mbit
-        verdict = f"needed above {one.contributions_of(up_mbit)} contributions" if is_full else "not needed"
+        is_full = one.leader_in > down_mbit or one.leader_out > up_mbit
+        verdict = f"needed above {one.contributions_of(down_mbit)} contributions" if is_full else "not needed"
         yield (
             f"{one.volunteers:10d}  {one.values:18,d}  {one.uplink:6s}  {one.downlink:6s}  {one.round_s:9.0f}"
-            f"  {one.contributions:7d}  {one.trainers:8d}  |  {one.leader_in:10.1f}  {one.leader_work:9.1f}"
+            f"  {one.contributions:7d}  {one.trainers:8d}  |  {one.author_out:10.2f}  {one.leader_in:9.1f}"
         )
         yield (
-            f"            {one.leader_before:15.1f}  {one.leader_now:8.2f}  {one.leader_out:10.1f}  |"
+            f"            {one.work_before:23.1f}  {0:3d}  {one.leader_before:15.1f}  {one.leader_out:4.2f}  |"
             f"  {one.coordinator_before:29.1f}  {0:3d}  |  {verdict}"
         )
         yield (
             f"            coordinator: in {one.coordinator_in:.1f}; with a light archive {one.light_in:.2f}, where"
-            f" volunteers measure {one.bare_in:.2f} (each {one.measuring:.2f}); the leader sends {one.light_out:.1f}"
+            f" volunteers measure {one.bare_in:.2f} (each {one.measuring:.2f})"
         )

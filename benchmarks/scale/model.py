@@ -334,7 +334,7 @@ class Swarm:
         ):
             return
         claims = self.nobody | {path: self.claims[path] for path in led.paths}
-        elsewhere = [led.round.number] * max(0, len(self.peers) - sum(map(len, claims.values())))
+        elsewhere = {led.round.number: max(0, len(self.peers) - sum(map(len, claims.values())))}
         ticked = led.round.tick(
             claims, self.rounds, now_s=self.now_s, elsewhere=elsewhere, is_awaited=self.awaits(led.round.number)
         )

@@ -121,7 +121,7 @@ class Evaluator:
 
     def complete_version(self) -> int:
         """The newest version that all modules have reached."""
-        return min(ledger.head.version for ledger in self._archive.ledgers.values())
+        return self._archive.complete_version
 
     def evaluate(self, version: int, *, signed: int | None = None) -> RoundEvaluation:
         """Judge one round, by the sharding that a `signed` judgement of it names if there is one already; raises
@@ -284,10 +284,7 @@ class Evaluator:
 
     def blob(self, digest: str) -> bytes:
         """A blob of the archive; raises IntegrityError if it is missing or damaged."""
-        data = self._store.get(digest)
-        if data is None:
-            raise IntegrityError(f"blob {digest[:8]} is missing from the archive")
-        return data
+        return self._archive.blob(digest)
 
 
 def told_texts(row: Mapping[str, Any]) -> str:

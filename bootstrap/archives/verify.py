@@ -17,7 +17,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from dipaco_p2p.core.model.layout import decode_module
 from dipaco_p2p.core.outer.outer_step import OuterState
 from dipaco_p2p.errors import ConfigError, DipacoError, IntegrityError
 from dipaco_p2p.node.ledger import Ledger
@@ -25,7 +24,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.owner.retention import read_thinned
-from dipaco_p2p.owner.rollback import make_rollback_again
+from dipaco_p2p.owner.rollback import brought, make_rollback_again
 from dipaco_p2p.owner.version import make_again, stored
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.norms import NORM_VERSIONS, Norms
@@ -36,6 +35,7 @@ from dipaco_p2p.use.folder import RunFolder
 
 from ..progress import stage
 from ..text.added import find_text, held_out
+from .rebuild import check_rebuilt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,8 @@ class ChainReport:
     """The versions up to this one are not made again: their contributions were dropped, as the run file says."""
     unshown: int = 0
     """So many final versions follow, and nobody alive has what made them."""
+    decreed: int = 0
+    """So many versions were rebuilt from contributions that were dropped."""
     problem: str = ""
 
     @property
@@ -57,11 +59,12 @@ class ChainReport:
         """What was shown, for people."""
         if self.problem:
             return self.problem
-        newer = f"; {self.unshown} newer as the coordinator signed them" if self.unshown else ""
+        said = f"; {self.unshown} newer as the coordinator signed them" if self.unshown else ""
+        said += f"; {self.decreed} rebuilt as the coordinator decreed" if self.decreed else ""
         if not self.signed:
-            return f"to the bit{newer}"
+            return f"to the bit{said}"
         after = f"to the bit from version {self.signed + 1} on" if self.versions > self.signed else "not made again"
-        return f"{after}; up to {self.signed} as the coordinator signed them"
+        return f"{after}; up to {self.signed} as the coordinator signed them{said}"
 
 
 def verify_run(
@@ -83,7 +86,7 @@ def verify_run(
 def _verify_chain(
     run: Run, store: Store, archive: SeedArchive, module: ModuleId, *, on_version: Callable[[], None]
 ) -> ChainReport:
-    ledger, counted, signed, problem = archive.ledgers[module], 0, 0, ""
+    ledger, counted, signed, decreed, problem = archive.ledgers[module], 0, 0, 0, ""
     try:
         check_chain(ledger.versions, run.manifest, module)
         versions, tally = [sealed.document for sealed in ledger.versions], Tally()
@@ -92,9 +95,17 @@ def _verify_chain(
             tally.add(version)
             on_version()
         parent, state = ledger.at(signed), None
+        rebuilt = {one.version: to for one in versions if (to := _rebuilt_from(one)) is not None}
+        states: dict[int, OuterState] = {}
         for place, version in enumerate(versions[signed:], start=signed):
             norms = run.norms(module, versions[max(0, place - NORM_VERSIONS) : place])
-            state = state_of(run, archive, parent) if state is None else state
+            state = archive.state(module, signed) if state is None else state
+            if place in rebuilt.values():
+                states[place] = state
+            if (to := rebuilt.get(version.version)) in states:
+                check_rebuilt(run, store, archive, versions, version, states[to])
+            else:
+                decreed += to is not None
             state = recompute(run, store, archive, parent, state, version, norms=norms, standings=tally.standings)
             parent = version
             tally.add(version)
@@ -108,8 +119,15 @@ def _verify_chain(
         versions=len(ledger.versions),
         contributions=counted,
         signed=signed,
+        decreed=decreed,
         problem=problem,
     )
+
+
+def _rebuilt_from(version: ModuleVersion) -> int | None:
+    """The version that this one was rebuilt from, if it was."""
+    decree = None if version.rollback is None else version.rollback.decree
+    return None if decree is None or decree.rebuilt is None else decree.to
 
 
 def check_signed(run: Run, archive: SeedArchive, ledger: Ledger) -> int:
@@ -123,12 +141,6 @@ def check_signed(run: Run, archive: SeedArchive, ledger: Ledger) -> int:
         if not thinned.lacks(number):
             archive.blob(sealed.document.digest)
     return min(thinned.contributions, ledger.head.version)
-
-
-def state_of(run: Run, archive: SeedArchive, version: ModuleVersion) -> OuterState:
-    """Parameters, momentum and residual after `version`; raises IntegrityError if they are not here."""
-    params = decode_module(archive.blob(version.digest), run.layout(version.module))
-    return OuterState.restored(params, None if version.state is None else archive.blob(version.state.digest))
 
 
 def verify_fork(after: Run, archive: SeedArchive, before: Run) -> list[ChainReport]:
@@ -186,7 +198,8 @@ def recompute(
     """Make `version` again from its parent; raises IntegrityError if anything about it comes out differently, or it
     counts what may not count by the `norms` and the `standings` of the chain up to there."""
     if version.rollback is not None:  # of which version, the chain was checked for
-        return make_rollback_again(run, parent, archive.blob(version.digest), version).state
+        blobs = [archive.blob(ref.digest) for ref in brought(version)]
+        return make_rollback_again(run, parent, blobs, version).state
     contributions = [archive.contribution(share.contribution) for share in version.shares]
     for number in {sealed.document.sharding for sealed in contributions}:
         if number and run.sharding(number) is None:

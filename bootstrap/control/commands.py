@@ -12,7 +12,7 @@ from dipaco_p2p.errors import ConfigError, NotRunning
 from dipaco_p2p.program.control import show
 from dipaco_p2p.program.control.client import ask, not_running
 from dipaco_p2p.program.control.place import find_socket
-from dipaco_p2p.program.control.show import UNKNOWN, Column, Report, Screen, ago, short_name, show_status
+from dipaco_p2p.program.control.show import UNKNOWN, Column, Report, Screen, short_name, show_status
 from dipaco_p2p.program.text import duration, size
 from dipaco_p2p.protocol.names import name_words
 
@@ -145,7 +145,7 @@ PEERS = (
     Column(head="round", cell=lambda row: str(row["round"]), is_number=True),
     Column(head="doing", cell=lambda row: row["doing"]),
     Column(head="tokens/s", cell=lambda row: f"{row['tokens_per_s']:,.0f}", is_number=True),
-    Column(head="heard", cell=lambda row: ago(row["heartbeat_age_s"]), is_number=True),
+    Column(head="heard", cell=lambda row: duration(row["heartbeat_age_s"]), is_number=True),
     Column(head="reachable", cell=lambda row: _is_reachable(row)),
     Column(head="leads", cell=lambda row: ", ".join(row["leads"]) or UNKNOWN),
     Column(head="keeps", cell=lambda row: _keeps(row)),

@@ -6,9 +6,11 @@ written. A running coordinator does it when it is asked; without one the command
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +38,18 @@ from dipaco_p2p.protocol.decrees import (
     SHOW_NAME,
     UNFREEZE,
     Decree,
+    Rebuilt,
 )
 from dipaco_p2p.protocol.documents import DOCUMENT_BYTES_MAX, Sealed
 from dipaco_p2p.protocol.manifest import STAGES, WARMUP
 from dipaco_p2p.protocol.signing import PeerId, Signer, public_key_of, short
 from dipaco_p2p.protocol.versions import Damage, damage_by
 from dipaco_p2p.strict import plain
-from dipaco_p2p.swarm.identity import load_or_create
 from dipaco_p2p.topology import ModuleId
 from dipaco_p2p.use.folder import RunFolder
 
-from ..folder import DECREES, require_caught_up
+from ..archives.rebuild import make_rebuilt
+from ..folder import DECREES, coordinators_key, require_caught_up
 from .commands import TIMEOUT_S, chosen_folder, print_json
 from .requests import Request
 
@@ -58,24 +61,6 @@ SHARD_BYTES, GENESIS_BYTES = 190, 290
 """What a path and a module take at most in a manifest."""
 SEQUENCES_MIN = 8
 """For each path of a grid that grows: with fewer its router may find no text for one, and the stage could not begin."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What the coordinator's owner wants, as it was typed."""
-
-    act: str
-    reason: str = ""
-    peer: str = ""
-    """A peer's id, or how it ends."""
-    module: str = ""
-    version: int = 0
-    undo: bool = False
-    """Of a ban: whether every module goes back to the last version before the first that counts the peer's work."""
-    levels: tuple[int, ...] = ()
-    """Of a growth: the modules of each level; `version` is then the round that is the last one, 0: the soonest."""
-    corpus: str = ""
-    """Of a growth: where the text lies that comes with it; once that was read, its digest."""
 
 
 class Decreeing:
@@ -91,9 +76,11 @@ class Decreeing:
         *,
         thinned: Callable[[ModuleId], Thinned] = lambda module: Thinned(),
         reached: Callable[[ModuleId], int] | None = None,
+        rebuild: Callable[[Damage], Rebuilt | None] = lambda damage: None,
     ) -> None:
         """`alive` are peers that are heard of now; `thinned` is what the archive has dropped of a module, `reached` the
-        newest version of one that anybody tells of: None while nobody can be heard."""
+        newest version of one that anybody tells of: None while nobody can be heard. `rebuild` keeps the work of others
+        where a ban undoes that of its peer."""
         self._decrees = decrees
         self._signer = signer
         self._run = run
@@ -101,46 +88,53 @@ class Decreeing:
         self._alive = alive
         self._thinned = thinned
         self._reached = reached
+        self._rebuild = rebuild
 
-    def issue(self, order: Order, *, at_s: float) -> dict[str, Any]:
+    def issue(self, request: Request, *, at_s: float) -> dict[str, Any]:
         """Sign it and keep it; how it is listed. Raises ConfigError for what makes no sense, and nothing is written."""
-        values = self._of_peer(order) if order.act in OF_PEER else {}
-        if order.act == ROLLBACK:
-            values = self._of_module(order)
-        elif order.act == GROW:
-            values = self._of_growth(order)
-        elif order.act == FREEZE and self._decrees.is_frozen:
+        values = self._of_peer(request) if request.ask in OF_PEER else {}
+        if request.ask == ROLLBACK:
+            values = self._of_module(request)
+        elif request.ask == GROW:
+            values = self._of_growth(request)
+        elif request.ask == FREEZE and self._decrees.is_frozen:
             raise ConfigError(f"the run is frozen already: {self._decrees.state.frozen}", hint=HOLDS_HINT)
-        elif order.act == UNFREEZE and not self._decrees.is_frozen:
+        elif request.ask == UNFREEZE and not self._decrees.is_frozen:
             raise ConfigError("the run is not frozen", hint=HOLDS_HINT)
-        if order.undo and order.act != BAN:
-            raise ConfigError(f"`{order.act}` undoes no work", hint="`rollback` takes one module back")
-        if order.corpus and order.act != GROW:
-            raise ConfigError(f"`{order.act}` brings no text", hint="`grow` does")
+        if request.undo and request.ask != BAN:
+            raise ConfigError(f"`{request.ask}` undoes no work", hint="`rollback` takes one module back")
+        if request.corpus and request.ask != GROW:
+            raise ConfigError(f"`{request.ask}` brings no text", hint="`grow` does")
 
-        def signed(act: str, **what: Any) -> dict[str, Any]:
-            return self._row(self._decrees.issue(self._signer, act, at_s=at_s, reason=order.reason, **what))
+        return self._signed(request, request.ask, at_s, **values)
 
-        row = signed(order.act, **values)
-        for module, damage in self._damage(values["peer"]) if order.undo else ():
-            head = self._ledgers[module].head.version
-            to = self._thinned(module).kept_before(damage.to)
-            undone = signed(ROLLBACK, stage=self._run.id, module=module, to=to, after=head)
-            row.setdefault("undone", []).append(undone | {"others": damage.others})
-        return row
-
-    def _damage(self, peer: PeerId) -> Iterator[tuple[ModuleId, Damage]]:
-        """Where versions that count work of `peer` can still be undone."""
+    async def undo(self, request: Request, peer: PeerId, *, now_s: Callable[[], float]) -> list[dict[str, Any]]:
+        """After the ban of `peer`: take every module back that is built on its work, and rebuild it from the work of
+        others where that can be done. How the decrees are listed, and how many contributions of others go or stay."""
+        rows = []
         for module, ledger in sorted(self._ledgers.items()):
-            damage = damage_by(peer, [sealed.document for sealed in ledger.versions])
-            if damage is not None and ledger.head.version < self._run.rounds:
-                yield module, damage
+            due = ledger.due(self._decrees)
+            versions = [sealed.document for sealed in ledger.versions]
+            damage = damage_by(peer, versions, due=None if due is None else due.document)
+            if damage is None or ledger.is_complete:
+                continue
+            rebuilt = await asyncio.to_thread(self._rebuild, damage)
+            if ledger.is_complete:  # by now
+                continue
+            kept = (version for version in reversed(damage.sound) if not self._thinned(module).lacks(version))
+            to = damage.to if rebuilt is not None else next(kept, 0)
+            what = {"stage": self._run.id, "module": module, "to": to, "after": damage.after, "rebuilt": rebuilt}
+            rows.append(self._signed(request, ROLLBACK, now_s(), **what) | {"others": damage.others})
+        return rows
 
-    def sequences_needed(self, order: Order) -> int:
+    def _signed(self, request: Request, act: str, at_s: float, **what: Any) -> dict[str, Any]:
+        return self._row(self._decrees.issue(self._signer, act, at_s=at_s, reason=request.reason, **what))
+
+    def sequences_needed(self, request: Request) -> int:
         """How many sequences the text of a growth must have to train on: of each path that it opens, 8. Raises
         ConfigError for a growth that makes no sense, before any text is read."""
-        self._of_growth(order)
-        grown = self._run.manifest.config.grown(order.levels)
+        self._of_growth(request)
+        grown = self._run.manifest.config.grown(request.levels)
         return SEQUENCES_MIN * (grown.model.path_count - self._run.topology.path_count)
 
     def listed(self) -> dict[str, Any]:
@@ -172,6 +166,7 @@ class Decreeing:
             "id": sealed.id,
             "levels": list(decree.levels) if is_growth else None,
             "corpus": decree.corpus or None,
+            "without": [] if decree.rebuilt is None else list(decree.rebuilt.without),
         }
 
     def _version_of(self, decree: Decree) -> int | None:
@@ -183,24 +178,24 @@ class Decreeing:
 
     # -- whether it makes sense
 
-    def _of_peer(self, order: Order) -> dict[str, Any]:
-        peer, state = self._peer(order.peer), self._decrees.state
+    def _of_peer(self, request: Request) -> dict[str, Any]:
+        peer, state = self._peer(request.peer), self._decrees.state
         banned, seeds, nameless = state.banned, state.seeds, state.nameless
         if peer == self._run.manifest.author:
-            raise ConfigError(f"the coordinator itself: `{order.act}` is about others", hint="name another peer")
-        if order.act == BAN and peer in banned and not order.undo:
+            raise ConfigError(f"the coordinator itself: `{request.ask}` is about others", hint="name another peer")
+        if request.ask == BAN and peer in banned and not request.undo:
             raise ConfigError(f"...{short(peer)} is banned already: {banned[peer]}", hint=HOLDS_HINT)
         is_expelled = any(ledger.standings.expelled(peer) is not None for ledger in self._ledgers.values())
-        if order.act == ADMIT and peer not in banned and not is_expelled:
+        if request.ask == ADMIT and peer not in banned and not is_expelled:
             raise ConfigError(f"...{short(peer)} is not banned", hint=HOLDS_HINT)
-        if order.act == APPOINT and peer in banned:
+        if request.ask == APPOINT and peer in banned:
             raise ConfigError(f"...{short(peer)} is banned: {banned[peer]}", hint="`dipaco-bootstrap admit` undoes it")
-        if (order.act == APPOINT and peer in seeds) or (order.act == DISMISS and peer not in seeds):
+        if (request.ask == APPOINT and peer in seeds) or (request.ask == DISMISS and peer not in seeds):
             is_or_not = "is" if peer in seeds else "is not"
             raise ConfigError(f"...{short(peer)} {is_or_not} a seed node by decree", hint=HOLDS_HINT)
-        if order.act == HIDE_NAME and peer in nameless:
+        if request.ask == HIDE_NAME and peer in nameless:
             raise ConfigError(f"the name of ...{short(peer)} is hidden already: {nameless[peer]}", hint=HOLDS_HINT)
-        if order.act == SHOW_NAME and peer not in nameless:
+        if request.ask == SHOW_NAME and peer not in nameless:
             raise ConfigError(f"the name of ...{short(peer)} is not hidden", hint=HOLDS_HINT)
         return {"peer": peer}
 
@@ -231,8 +226,8 @@ class Decreeing:
                 yield from (share.peer for share in sealed.document.shares)
             yield from ledger.standings.waiting
 
-    def _of_module(self, order: Order) -> dict[str, Any]:
-        module = ModuleId.parse(order.module)
+    def _of_module(self, request: Request) -> dict[str, Any]:
+        module = ModuleId.parse(request.module)
         if module not in self._run.topology:
             known = ", ".join(map(str, self._run.topology.modules()))
             raise ConfigError(f"this run has no {module}", hint=f"its modules are {known[:200]}")
@@ -240,15 +235,15 @@ class Decreeing:
         if head >= rounds:
             hint = "the stage is over for it; generate and export take an earlier `--version`"
             raise ConfigError(f"{module} has its last version, {head}: none may follow to go back with", hint=hint)
-        if order.version >= head:
+        if request.version >= head:
             hint = "`dipaco-bootstrap modules` lists them"
-            raise ConfigError(f"{module} is at version {head}: it cannot go back to {order.version}", hint=hint)
-        if (thinned := self._thinned(module)).lacks(order.version):
-            hint = f"the newest before it that the archive keeps is {thinned.kept_before(order.version)}"
-            raise ConfigError(f"version {order.version} of {module} is not kept, as [archive] says", hint=hint)
-        return {"stage": self._run.id, "module": module, "to": order.version, "after": head}
+            raise ConfigError(f"{module} is at version {head}: it cannot go back to {request.version}", hint=hint)
+        if (thinned := self._thinned(module)).lacks(request.version):
+            hint = f"the newest before it that the archive keeps is {thinned.kept_before(request.version)}"
+            raise ConfigError(f"version {request.version} of {module} is not kept, as [archive] says", hint=hint)
+        return {"stage": self._run.id, "module": module, "to": request.version, "after": head}
 
-    def _of_growth(self, order: Order) -> dict[str, Any]:
+    def _of_growth(self, request: Request) -> dict[str, Any]:
         run = self._run
         if run.manifest.stage == WARMUP:
             message = f"{run.name} is still in its warm-up, which has one path"
@@ -258,11 +253,11 @@ class Decreeing:
             raise ConfigError(f"a growth to {grid} after round {run.growth.to} is decreed already", hint=HOLDS_HINT)
         if run.manifest.stage == STAGES[-1]:
             raise ConfigError(f"{run.name} has grown {len(STAGES) - 2} times, and cannot once more")
-        if order.corpus and order.levels == run.topology.widths:
+        if request.corpus and request.levels == run.topology.widths:
             message = f"the grid is {run.topology} already: no path would be opened for the new text"
             raise ConfigError(message, hint="give at least one level more modules")
-        grown = run.manifest.config.grown(order.levels)
-        fed = run.topology.path_count if order.corpus else grown.model.path_count  # others have the new text
+        grown = run.manifest.config.grown(request.levels)
+        fed = run.topology.path_count if request.corpus else grown.model.path_count  # others have the new text
         sequences = sum(ref.sequences for ref in run.manifest.shards) // run.config.routing.overlap
         if sequences < SEQUENCES_MIN * fed:
             message = f"the text has {sequences} sequences, which {fed} paths cannot share"
@@ -282,11 +277,11 @@ class Decreeing:
                 f"the newest version is {head} of {run.rounds}: no round is left in which a larger grid could train"
             )
             raise ConfigError(message, hint="begin another run from its checkpoint: `dipaco-bootstrap export`")
-        at = order.version or soonest
+        at = request.version or soonest
         if not soonest <= at < run.rounds:
             message = f"the grid cannot grow after round {at}"
             raise ConfigError(message, hint=f"name one from {soonest} to {run.rounds - 1}: all must hear of it before")
-        return {"stage": run.id, "to": at, "after": head, "levels": order.levels, "corpus": order.corpus}
+        return {"stage": run.id, "to": at, "after": head, "levels": request.levels, "corpus": request.corpus}
 
 
 def decrees_in(folder: RunFolder, run: Run) -> Decrees:
@@ -299,11 +294,16 @@ def offline(root: Path, *, is_read_only: bool = False) -> Decreeing:
     there is no run."""
     folder = RunFolder(root, is_read_only=is_read_only)
     run, store = folder.require()
-    signer = load_or_create(root / "identity.key")
-    if signer.peer != run.manifest.author:
-        raise IntegrityError(f"the key in `{root}` is not this run's coordinator's", hint="bring its identity.key back")
+    signer = coordinators_key(root, run)
     archive = SeedArchive(run, store)
-    return Decreeing(decrees_in(folder, run), signer, run, archive.ledgers, thinned=archive.thinning.of)
+    return Decreeing(
+        decrees_in(folder, run),
+        signer,
+        run,
+        archive.ledgers,
+        thinned=archive.thinning.of,
+        rebuild=partial(make_rebuilt, run, store, archive),
+    )
 
 
 def read_levels(text: str) -> tuple[int, ...]:
@@ -321,32 +321,26 @@ def source_here(source: str) -> str:
     return str(path.resolve()) if source and path.exists() else source
 
 
-READING_S = 4 * 3600.0
-"""For an answer where text is read first, perhaps from the hub."""
+LONG_S = 4 * 3600.0
+"""For an answer where text is read first, perhaps from the hub, or versions are rebuilt."""
 LOCKED_HINT = "its coordinator may be starting or ending: try again"
 
 
-def decree(given: Path | None, order: Order) -> None:
-    """Have it signed, and say so."""
+def decree(given: Path | None, request: Request) -> None:
+    """Have what `request` asks for signed, and say so."""
     folder = chosen_folder(given)
-    request = Request(
-        ask=order.act,
-        reason=order.reason,
-        peer=order.peer,
-        module=order.module,
-        version=order.version,
-        undo=order.undo,
-        levels=order.levels,
-        corpus=source_here(order.corpus),
-    )
+    request = replace(request, corpus=source_here(request.corpus))
     try:
-        row = ask(folder, request, timeout_s=READING_S if order.corpus else TIMEOUT_S).body
+        row = ask(folder, request, timeout_s=LONG_S if request.corpus or request.undo else TIMEOUT_S).body
         print(told_all(row), flush=True)
     except NotRunning:
         _require_run(folder)
         with folder_lock(folder, hint=LOCKED_HINT):
             require_caught_up(folder)
-            row = offline(folder).issue(order, at_s=time.time())
+            decreeing = offline(folder)
+            row = decreeing.issue(request, at_s=time.time())
+            if request.undo:
+                row["undone"] = asyncio.run(decreeing.undo(request, PeerId(row["peer"]), now_s=time.time))
         print(told_all(row), "the coordinator is not running: peers hear of it when it starts again", sep="\n")
 
 
@@ -387,13 +381,19 @@ def told(row: dict[str, Any]) -> str:
         about += f", with the text {row['corpus'][:8]}" if row.get("corpus") else ""
     if row["module"] is not None:
         done = "not carried out yet" if row["version"] is None else f"done by version {row['version']}"
-        about += f" {row['module']} from {row['after']} to {row['to']} ({done})"
+        about += f" {row['module']} from {row['after']} to {row['to']}"
+        if row.get("without"):  # a coordinator that was started before versions were rebuilt does not say
+            about += ", rebuilt without " + ", ".join(f"...{peer[-6:]}" for peer in row["without"])
+        about += f" ({done})"
     return f"decree {row['number']}: {about}" + (f": {printable(row['reason'])}" if row["reason"] else "")
 
 
 def told_all(row: dict[str, Any]) -> str:
     """The same with what was undone, and what that costs others; or with what was read."""
-    undone = (f"{told(each)}; {each['others']} contributions of others go with it" for each in row.get("undone", ()))
+    undone = (
+        f"{told(each)}; {each['others']} contributions of others " + ("stay" if each.get("without") else "go with it")
+        for each in row.get("undone", ())
+    )
     return "\n".join([told(row), *undone, *([_read(row["text"])] if "text" in row else [])])
 
 

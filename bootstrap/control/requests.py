@@ -32,16 +32,20 @@ class Request:
 
     schema: str = SCHEMA
     ask: str = bounded()
-    """The verb."""
+    """The verb; of a decree, the act."""
     reason: str = ""
     """Of a decree, as what follows (decrees.py)."""
     peer: str = ""
+    """Its id, or how that ends."""
     module: str = ""
     version: int = 0
     undo: bool = False
+    """Of a ban: whether every module is rebuilt without the peer's work, or goes back to before it."""
     levels: tuple[int, ...] = ()
+    """Of a growth: the modules of each level; `version` is then the round that is the last one, 0: the soonest."""
     corpus: str = ""
-    """Of a growth: where new text lies, as `source` of [corpus] says it."""
+    """Of a growth: where the text lies that comes with it, as `source` of [corpus] says it; once that was read, its
+    digest."""
 
 
 Verb = Callable[[Request], dict[str, Any] | Awaitable[dict[str, Any]]]

@@ -1,7 +1,12 @@
 """Re-sharding by the paths themselves, on the seed node: take scores in, fit routers, publish the next sharding.
 
 Volunteers ask for a path to score between their rounds, and send what it makes of the router split; what does not come
-in time the seed node scores itself, from the archive. Scores are believed after a sample of them was computed again.
+in time the seed node scores itself, from the archive. Scores are taken from the peer that was asked, while they are
+wanted, and of the very versions that it was given: a sample is computed again from whatever the scores name, and so
+proves nothing of made-up modules.
+
+A path that was given out waits for whoever took it. So only peers whose work counts are asked, which keys alone are
+not; each for one path at a time; and who brings nothing in time, or something wrong, is left out for a while.
 Source: DiPaCo (arXiv 2403.10616) section 2.4.2.
 """
 
@@ -10,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +31,7 @@ from dipaco_p2p.errors import CorpusError, DipacoError, Refused
 from dipaco_p2p.node.calls import GetWork, GiveScores, Scoring
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.shardings import serve_shardings
-from dipaco_p2p.protocol.documents import Scores, Sealed, Sharding, ShardRef, seal, unseal
+from dipaco_p2p.protocol.documents import BlobRef, Scores, Sealed, Sharding, ShardRef, seal, unseal
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.calls import Done
@@ -45,21 +50,37 @@ SAMPLE = 4
 TOLERANCE = 0.02
 """By how much a sequence's score may differ: another device, another precision."""
 
+REST_SHARDINGS = 2
+"""Further ones for which nobody is asked who was asked in vain."""
+
 Table = NDArray[np.float32]
 
 
 class Resharding:
     """All re-shardings of one stage."""
 
-    def __init__(self, node: Member, evaluator: Evaluator, sequences: Callable[[], Sequences]) -> None:
+    def __init__(
+        self,
+        node: Member,
+        evaluator: Evaluator,
+        sequences: Callable[[], Sequences],
+        *,
+        workers: Callable[[], Collection[PeerId]],
+    ) -> None:
+        """`workers` are the peers whose work versions count and that forged none."""
+        self._workers = workers
         self._node = node
         self._run = node.run
         self._evaluator = evaluator
         self._sequences = sequences
         self._wanted: tuple[int, int] | None = None
         """Number and round of the sharding that scores are wanted for."""
-        self._leases: dict[PathId, float] = {}
-        """Until when a volunteer that was given a path has time to score it."""
+        self._leases: dict[PathId, tuple[PeerId, float]] = {}
+        """Who was given a path last, and until when it has time to score it."""
+        self._rests: dict[PeerId, int] = {}
+        """Who was asked in vain, and up to which sharding it is not asked."""
+        self._checking = asyncio.Lock()
+        """A sample takes a whole path in memory: there is one at a time, whoever sends tables."""
         self.done = asyncio.Event()
         """All shardings that the run asks for are published."""
 
@@ -75,7 +96,7 @@ class Resharding:
             if self._run.sharding(number) is None:
                 await self._wait_scores(number, round_number)
                 await self._publish(number, round_number)
-        self._wanted = None
+                self._wanted = None
         self.done.set()
 
     async def _wait_scores(self, number: int, round_number: int) -> None:
@@ -83,13 +104,29 @@ class Resharding:
         clock, patience_s = self._node.clock, self._run.config.rounds.deadline_s
         while self._evaluator.complete_version() < round_number:
             await clock.sleep(POLL_S)
+        self._drop_other_scores(number, round_number)
         self._wanted, self._leases = (number, round_number), {}
         until_s = clock.now_s() + patience_s
-        while clock.now_s() < until_s and self._missing(number) and self._has_volunteers():
+        while clock.now_s() < until_s and self._missing(number) and self._has_scorers():
             await clock.sleep(POLL_S)
+        self._note_late(number, self._missing(number), clock.now_s() + patience_s / 4)  # they had as long, at least
 
-    def _has_volunteers(self) -> bool:
-        return bool(self._node.watch.volunteers())
+    def _has_scorers(self) -> bool:
+        """Whether anybody lives that may bring scores; in a large swarm, where most are not seen, any may."""
+        watch, workers = self._node.watch, self._workers()
+        asked = {peer for peer, _ in self._leases.values()}
+        alive = watch.volunteers()
+        return any(
+            not watch.neighbourhood.is_all or peer in asked or self._may_be_asked(peer, workers) for peer in alive
+        )
+
+    def _may_be_asked(self, peer: PeerId, workers: Collection[PeerId]) -> bool:
+        return self._wanted is not None and peer in workers and self._rests.get(peer, 0) < self._wanted[0]
+
+    def _note_late(self, number: int, missing: Collection[PathId], now_s: float) -> None:
+        for path in missing:
+            if path in self._leases and self._leases[path][1] <= now_s:
+                self._rests[self._leases[path][0]] = number + REST_SHARDINGS
 
     async def _publish(self, number: int, round_number: int) -> None:
         sealed = await asyncio.to_thread(self._make, number, round_number)
@@ -148,45 +185,81 @@ class Resharding:
         log.info("nobody scored %s for sharding %d: done here", path, number)
         return self._evaluator.score(path, round_number, part.tokens).astype(np.float32)
 
+    def _drop_other_scores(self, number: int, round_number: int) -> None:
+        """A former program took scores of any versions, from anybody."""
+        for path in self._run.topology.paths():
+            sealed = self._scores(number, path)
+            if sealed is not None and sealed.document.modules != self._digests(path, round_number):
+                log.warning("scores of %s for sharding %d are of other versions: dropped", path, number)
+                self._node.store.drop_document(_name(number, path))
+
+    def _digests(self, path: PathId, round_number: int) -> tuple[str, ...]:
+        return tuple(ref.digest for ref in self._snapshots(path, round_number))
+
+    def _snapshots(self, path: PathId, round_number: int) -> tuple[BlobRef, ...]:
+        return tuple(self._evaluator.version(module, round_number).snapshot for module in path.modules())
+
     def _missing(self, number: int) -> list[PathId]:
         # By name: this is asked twice a second, and what is there was checked when it came.
         scored = set(self._node.store.documents(f"scores-{number}-"))
-        return [path for path in self._run.topology.paths() if f"scores-{number}-{path}" not in scored]
+        return [path for path in self._run.topology.paths() if _name(number, path) not in scored]
 
     def _scores(self, number: int, path: PathId) -> Sealed[Scores] | None:
-        data = self._node.store.read_document(f"scores-{number}-{path}")
+        data = self._node.store.read_document(_name(number, path))
         return None if data is None else unseal(Scores, json.loads(data))
 
     # -- over the swarm
 
     async def _on_work(self, sender: PeerId, request: GetWork) -> Scoring:
-        """A path to score and its snapshots, the asker's own if that is missing; `wait` while others are at it."""
+        """A path to score and its snapshots, the asker's own if that is missing; `wait` while others are at it. Asked
+        again meanwhile, the same one: the answer may have been lost."""
         if self._wanted is None:
             is_to_come = not self.done.is_set() and self._evaluator.complete_version() >= self._run.rounds
             return Scoring(wait=True if is_to_come else None)
         number, round_number = self._wanted
-        missing, now_s = self._missing(number), self._node.clock.now_s()
-        free = [path for path in missing if self._leases.get(path, 0.0) <= now_s]
-        if not free:
+        path = self._given(sender, number, request.path)
+        if path is None:
             return Scoring(wait=True)
-        path = next((path for path in free if str(path) == request.path), free[0])
-        self._leases[path] = now_s + self._run.config.rounds.deadline_s / 2
-        snapshots = tuple(self._evaluator.version(module, round_number).snapshot for module in path.modules())
-        return Scoring(sharding=number, path=path, snapshots=snapshots)
+        return Scoring(sharding=number, path=path, snapshots=self._snapshots(path, round_number))
+
+    def _given(self, sender: PeerId, number: int, own: str) -> PathId | None:
+        """The path that `sender` is at, or is given now."""
+        missing, now_s = self._missing(number), self._node.clock.now_s()
+        self._note_late(number, missing, now_s)
+        busy = {path: peer for path, (peer, until_s) in self._leases.items() if path in missing and until_s > now_s}
+        free = [path for path in missing if path not in busy]
+        if sender in busy.values():
+            return next(path for path, peer in busy.items() if peer == sender)
+        if not free or not self._may_be_asked(sender, self._workers()):
+            return None
+        path = next((path for path in free if str(path) == own), free[0])
+        self._leases[path] = sender, now_s + self._run.config.rounds.deadline_s / 2
+        return path
 
     async def _on_scores(self, sender: PeerId, request: GiveScores) -> Done:
         sealed, document = request.scores, request.scores.document
         self._judge(sender, document)
-        if self._scores(document.sharding, document.path) is None:
-            data = self._node.store.get(document.table.digest)
-            if data is None:
-                raise Refused("upload the table first", reason=Reason.PAYLOAD_MISSING)
-            await asyncio.to_thread(self._check_sample, document, data)
-            self._node.uploads.claim(document.table.digest)
-            name = f"scores-{document.sharding}-{document.path}"
-            self._node.store.write_document(name, canonical_bytes(sealed.to_dict()))
-            self._node.history.add("scored", path=str(document.path), sharding=document.sharding, peer=sender)
+        async with self._checking:
+            if self._scores(document.sharding, document.path) is None:
+                self._require_asked(sender, document)
+                await self._take(sealed)
         return Done()
+
+    async def _take(self, sealed: Sealed[Scores]) -> None:
+        document = sealed.document
+        data = self._node.store.get(document.table.digest)
+        if data is None:
+            raise Refused("upload the table first", reason=Reason.PAYLOAD_MISSING)
+        try:
+            await asyncio.to_thread(self._check_sample, document, data)
+        except Refused:
+            self._leases.pop(document.path, None)  # somebody else may be asked at once
+            self._rests[document.author] = document.sharding + REST_SHARDINGS
+            raise
+        self._rests.pop(document.author, None)  # late, but here
+        self._node.uploads.claim(document.table.digest)
+        self._node.store.write_document(_name(document.sharding, document.path), canonical_bytes(sealed.to_dict()))
+        self._node.history.add("scored", path=str(document.path), sharding=document.sharding, peer=document.author)
 
     def _judge(self, sender: PeerId, scores: Scores) -> None:
         if scores.run != self._run.id or scores.author != sender:
@@ -195,6 +268,20 @@ class Resharding:
             raise Refused(
                 f"no scores of {scores.path} for sharding {scores.sharding} are wanted", reason=Reason.MALFORMED
             )
+
+    def _require_asked(self, sender: PeerId, scores: Scores) -> None:
+        """Raise Refused unless these are the scores that `sender` was asked for."""
+        path, number = scores.path, scores.sharding
+        if self._wanted is None or self._wanted[0] != number or self._run.sharding(number) is not None:
+            raise Refused(f"no scores for sharding {number} are wanted now", reason=Reason.OTHER)
+        if scores.modules != self._digests(path, self._wanted[1]):
+            raise Refused(
+                f"scores of {path} at other versions than those of round {self._wanted[1]}", reason=Reason.OTHER
+            )
+        # After a restart nobody knows who was asked before it: whoever has worked may have been.
+        is_asked = self._leases[path][0] == sender if path in self._leases else sender in self._workers()
+        if not is_asked:
+            raise Refused(f"another peer is asked for the scores of {path}", reason=Reason.UNKNOWN_PEER)
 
     def _check_sample(self, scores: Scores, data: bytes) -> None:
         """Compute a few of the scores again, from the very versions that they name. Raises Refused."""
@@ -212,3 +299,8 @@ class Resharding:
         ours, theirs = window_nats(model, part.tokens[chosen]).sum(axis=1), table[chosen].sum(axis=1)
         if not np.allclose(ours, theirs, rtol=TOLERANCE):
             raise Refused(f"the scores of {scores.path} are not what its modules give", reason=Reason.MALFORMED)
+
+
+def _name(number: int, path: PathId) -> str:
+    """Of the document with a path's scores for this sharding."""
+    return f"scores-{number}-{path}"

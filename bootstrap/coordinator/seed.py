@@ -11,6 +11,7 @@ are there: who finds a seed node in a stage expects that it grants terms.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -33,8 +34,9 @@ from dipaco_p2p.program.console import LogFormat, log_to, on_signals
 from dipaco_p2p.program.control.server import listening
 from dipaco_p2p.program.curves import Curves
 from dipaco_p2p.program.files import folder_lock
-from dipaco_p2p.protocol.decrees import ACTS, GROW
+from dipaco_p2p.protocol.decrees import ACTS, GROW, ROLLBACK
 from dipaco_p2p.protocol.liveness import heartbeat_interval_s
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 from dipaco_p2p.swarm.identity import KEY_NAME
@@ -43,7 +45,7 @@ from dipaco_p2p.use.folder import RunFolder
 
 from ..archives.records import Checks, PublicRecords
 from ..archives.writing import PageWords
-from ..control.decrees import SEQUENCES_MIN, Decreeing, Order, decrees_in
+from ..control.decrees import SEQUENCES_MIN, Decreeing, decrees_in
 from ..control.requests import Control, Request
 from ..control.view import Seen, View, metrics_served
 from ..folder import require_caught_up
@@ -141,7 +143,7 @@ class Seed:
         """Of all stages; None before the first is open."""
         self._saying: set[asyncio.Task[None]] = set()
         """Heartbeats that tell of a decree and are under way."""
-        self._reading = asyncio.Lock()
+        self._reading, self._going_back = asyncio.Lock(), asyncio.Lock()
         """One text of a growth is read at a time."""
         self._stopped = asyncio.Event()
 
@@ -193,38 +195,36 @@ class Seed:
         control.on("decrees", lambda request: self._decreeing().listed())
 
     async def _decree(self, request: Request) -> dict[str, Any]:
-        order = Order(
-            act=request.ask,
-            reason=request.reason,
-            peer=request.peer,
-            module=request.module,
-            version=request.version,
-            undo=request.undo,
-            levels=tuple(request.levels),
-            corpus=request.corpus,
-        )
         require_caught_up(self._folder.root)
-        if order.act == GROW and order.corpus:
-            row = await self._grow_with_text(order)
+        if request.ask == GROW and request.corpus:
+            row = await self._grow_with_text(request)
         else:
-            row = self._decreeing().issue(order, at_s=self._clock.now_s())
+            # One rollback after the other: the next one says what is to become of what the last one has not yet done.
+            async with self._going_back if request.undo or request.ask == ROLLBACK else contextlib.nullcontext():
+                decreeing = self._decreeing()
+                row = decreeing.issue(request, at_s=self._clock.now_s())
+                self._tell()  # of a ban at once: to undo what it has done takes a while
+                if request.undo:
+                    row["undone"] = await decreeing.undo(request, PeerId(row["peer"]), now_s=self._clock.now_s)
         log.warning("decreed: %s", row)
         self._tell()
         return row
 
-    async def _grow_with_text(self, order: Order) -> dict[str, Any]:
+    async def _grow_with_text(self, request: Request) -> dict[str, Any]:
         """The text is read first, and on disk before the decree that names it is signed; a growth that is refused
         leaves nothing behind."""
         async with self._reading:
             decreeing, run = self._decreeing(), self._opened[-1].run
-            least = decreeing.sequences_needed(order)
-            text = await asyncio.to_thread(read_text, self._file, self._folder, run, order.corpus, sequences_min=least)
+            least = decreeing.sequences_needed(request)
+            text = await asyncio.to_thread(
+                read_text, self._file, self._folder, run, request.corpus, sequences_min=least
+            )
             if self._opened[-1].run is not run:
                 raise ConfigError(f"the {run.manifest.stage} has ended while the text was read", hint="say it again")
             keep_text(self._folder.root, text)
             try:
                 # Rounds went on meanwhile: what may be decreed is looked at once more.
-                row = self._decreeing().issue(replace(order, corpus=text.digest), at_s=self._clock.now_s())
+                row = self._decreeing().issue(replace(request, corpus=text.digest), at_s=self._clock.now_s())
             finally:
                 assert self._decrees is not None, "a stage is open"
                 drop_unnamed(self._folder.root, (sealed.document.corpus for sealed in self._decrees.log))
@@ -251,6 +251,7 @@ class Seed:
             alive,
             thinned=seen.thinned,
             reached=seen.watch.reached,
+            rebuild=self._opened[-1].rebuild,
         )
 
     def _open(self, run: Run) -> SeedStage:

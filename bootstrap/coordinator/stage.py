@@ -32,11 +32,13 @@ from dipaco_p2p.program.curves import Curves, Subject
 from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.program.history import History
 from dipaco_p2p.program.tasks import keep_going
+from dipaco_p2p.protocol.decrees import Rebuilt
 from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.manifest import GRID, WARMUP
 from dipaco_p2p.protocol.signing import PeerId, short
 from dipaco_p2p.protocol.verdicts import auditors_against, read_appraisals
+from dipaco_p2p.protocol.versions import Damage
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId, PathId
@@ -44,6 +46,7 @@ from dipaco_p2p.use.best_rounds import number_of, read_evaluations, serving_head
 
 from ..archives.early_stopping import jump
 from ..archives.evaluator import Evaluator, PathLosses, RoundEvaluation, append_evaluation, judge_finished, told_texts
+from ..archives.rebuild import make_rebuilt
 from ..archives.records import Checks, PublicRecords
 from ..archives.writing import PageWords
 from ..control.view import Seen
@@ -123,6 +126,7 @@ class SeedStage:
         self._chains = ArchiveChains(self._node, self._archive, is_closed=lambda: self._catching_up.is_going_on)
         self._judge = Judge(self._node, device=spare_device(), measure=measure)
         self._chains.appraise = self._judge.appraise
+        self._node.watch.workers = lambda: self.workers
         self._catching_up = CatchingUp(self._chains, folder.parent, tell=partial(print, flush=True))
         self._terms = Terms(self._chains, on_deposed=self._on_deposed, is_closed=lambda: self._catching_up.is_going_on)
         self._ownership = Leadership(self._chains, self._terms, may_take=lambda: not self._terms.is_catching_up)
@@ -146,7 +150,7 @@ class SeedStage:
             trainers=self._archive.trainers,
             is_over=lambda: self.told.is_set(),
         )
-        self._resharding = Resharding(self._node, self._evaluator, sequences)
+        self._resharding = Resharding(self._node, self._evaluator, sequences, workers=lambda: self.workers)
         self.complete = asyncio.Event()
         """Every module of this stage has its last version, and it is in the archive."""
         self.told = asyncio.Event()
@@ -159,7 +163,7 @@ class SeedStage:
         self._best = -1
         """The judged round with the smallest loss."""
         self._advanced_s = clock.now_s()
-        self._round = self._complete_version()
+        self._round = self._archive.complete_version
         self._proposed: set[PeerId] = set()
         """Whom to ban we have proposed on the screen."""
         self._closed: dict[int, There] = {}
@@ -212,6 +216,10 @@ class SeedStage:
         """Put our heartbeat out now: it tells that there is a further decree."""
         await self._node.presence.say()
 
+    def rebuild(self, damage: Damage) -> Rebuilt | None:
+        """What a decree can bring back without the work of a banned peer; takes seconds, so for a thread."""
+        return make_rebuilt(self.run, self._node.store, self._archive, damage)
+
     def seen(self) -> Seen:
         """How this stage stands now, for whoever asks its coordinator."""
         return Seen(
@@ -237,6 +245,7 @@ class SeedStage:
 
     def cancel(self) -> None:
         """Let everything go at once."""
+        self._ownership.cancel()
         for task in self._tasks:
             task.cancel()
 
@@ -251,7 +260,7 @@ class SeedStage:
         )
         self._challenges.on_version()
         self._propose_bans(version)
-        if (complete := self._complete_version()) > self._round:
+        if (complete := self._archive.complete_version) > self._round:
             self._closed |= dict.fromkeys(range(self._round + 1, complete + 1), self._who_is_there())
             self._round, self._advanced_s = complete, self._node.clock.now_s()
         self._new_version.set()
@@ -264,8 +273,7 @@ class SeedStage:
         ledger, judged = self._archive.ledgers[module], -1 if self._judged is None else int(self._judged["version"])
         served = self._serving["rounds"].items()
         found = {version for path, version in served if module in PathId.parse(path).modules()}
-        sealed = self._node.decrees.rollback(self.run.id, module)
-        if sealed is not None and sealed.document.number > ledger.rolled_back_by:
+        if (sealed := ledger.due(self._node.decrees)) is not None:
             found.add(sealed.document.to)
         return found | {self._best} | set(range(max(judged, 0), ledger.head.version + 1))
 
@@ -288,10 +296,6 @@ class SeedStage:
                 found = f"{len(auditors)} volunteers could not repeat ({version.module}, version {version.version})"
                 advice = f"`dipaco-bootstrap ban ...{short(peer)}` ends its part"
                 print(f"...{short(peer)} handed in work that {found}: {advice}", flush=True)
-
-    def _complete_version(self) -> int:
-        """The newest version that all modules have."""
-        return min(ledger.head.version for ledger in self._archive.ledgers.values())
 
     def _note_complete(self) -> None:
         is_whole = all(ledger.is_complete for ledger in self._archive.ledgers.values())
@@ -362,7 +366,7 @@ class SeedStage:
     async def _watch_swarm(self) -> None:
         while True:
             await self._node.watch.refresh()
-            self._met.note(self._node.watch)
+            self._met.note(self._node.watch, workers=self.workers)
             if self._node.store.failure is not None:
                 self._on_failure()
             await self._node.clock.sleep(heartbeat_interval_s(self.run.config.liveness) / 2)

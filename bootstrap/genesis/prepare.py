@@ -99,7 +99,7 @@ def fork(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
     """Make the grid from the finished warm-up: its head becomes version 0 of every module. Raises DipacoError."""
     warmup, store = folder.open(WARMUP), folder.store(WARMUP)
     assert warmup is not None, "nothing to fork from"
-    tokenizer, sequences = prepare_sequences(file, folder.root)
+    tokenizer, sequences = prepare_sequences(file, folder.root, is_begun=True)
     archive = SeedArchive(warmup, store)
     flats = [_head(warmup, store, archive, level) for level in range(len(file.run.model.levels))]
     start = Start(config=file.run, signer=signer, tokenizer=tokenizer, sequences=sequences, flats=flats)

@@ -107,7 +107,7 @@ class CatchingUp:
         found: dict[PeerId, Branch] = {}
         for peer in others:
             try:
-                await self._node.watch.learn_mandate(module, peer)
+                await self._node.watch.mandate_news.learn(module, peer)
                 found[peer] = await RemoteLedger(self._node, peer, module).branch()
             except DipacoError as error:
                 log.info("%s: ...%s does not say what it knows: %s", module, short(peer), error)

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, Unreachable
+from dipaco_p2p.node.doorplate import REMEMBERED_MAX, whom_to_remember
 from dipaco_p2p.node.entry import read_entry
 from dipaco_p2p.node.node import Member, fetch, open_member
 from dipaco_p2p.node.run import Run
@@ -26,7 +27,7 @@ from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.swarm.addresses import best_address, is_address, read_address
+from dipaco_p2p.swarm.addresses import is_address, read_address
 from dipaco_p2p.swarm.api import Swarm
 from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
@@ -118,7 +119,6 @@ async def _reader(swarm: Swarm, run: Run, store: Store, address: str, clock: Clo
 
 
 NAME = "met.json"
-ADDRESSES_MAX = 16
 
 
 class Met:
@@ -128,11 +128,9 @@ class Met:
         self._path, self._me = root / NAME, me
         self._known: list[str] = read_met(root)
 
-    def note(self, watch: Watch) -> None:
-        """Seed nodes first: they stay."""
-        others = sorted(watch.heartbeats.items(), key=lambda item: (item[1].role != "seed", item[0]))
-        direct = [(p, b.addresses) for p, b in others if b.addresses and not b.is_relayed]
-        found = [best_address(addresses) for p, addresses in direct if p != self._me][:ADDRESSES_MAX]
+    def note(self, watch: Watch, *, workers: Collection[PeerId]) -> None:
+        """Remember who is there; `workers` have worked for the run."""
+        found = whom_to_remember(watch, self._known, workers=workers, me=self._me)
         if found and found != self._known:
             try:
                 write_atomically(self._path, json.dumps(found).encode())
@@ -147,4 +145,4 @@ def read_met(root: Path) -> list[str]:
         value = json.loads((root / NAME).read_bytes())
     except (OSError, ValueError):
         return []
-    return [text for text in value if is_address(text)][:ADDRESSES_MAX] if isinstance(value, list) else []
+    return [text for text in value if is_address(text)][:REMEMBERED_MAX] if isinstance(value, list) else []

@@ -117,7 +117,7 @@ class StandbyStage:
         interval_s = heartbeat_interval_s(self.run.config.liveness)
         while True:
             await self.node.watch.refresh()
-            self._met.note(self.node.watch)
+            self._met.note(self.node.watch, workers=self._chains.workers)
             await learn_shardings(self.node)
             await self.node.clock.sleep(interval_s)
 

@@ -117,7 +117,7 @@ def drop_unnamed(root: Path, named: Iterable[str]) -> None:
 def texts_of(file: RunFile, folder: RunFolder, name: str) -> tuple[bytes, list[Sequences]]:
     """The tokenizer, and the texts that the stage of this name has: the run file's, then those of the growths before,
     in their order. Raises DipacoError."""
-    tokenizer, first = prepare_sequences(file, folder.root)
+    tokenizer, first = prepare_sequences(file, folder.root, is_begun=True)
     return tokenizer, [
         first,
         *(_read(folder.root, each, file.run.model) for each in decreed_texts(folder.stages(), name)),

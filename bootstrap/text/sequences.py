@@ -45,11 +45,12 @@ class Sequences:
     router: HeldOut
 
 
-def prepare_sequences(file: RunFile, folder: Path) -> tuple[bytes, Sequences]:
-    """The tokenizer and the sequences of a run: from disk, else made from the corpus. Raises DipacoError."""
-    tokenizer_path, path, key = folder / "tokenizer.json", folder / FILE, _key(file)
+def prepare_sequences(file: RunFile, folder: Path, *, is_begun: bool = False) -> tuple[bytes, Sequences]:
+    """The tokenizer and the sequences of a run: from disk, else made from the corpus. A run that `is_begun` was made of
+    what is on disk, whatever the run file now says of the corpus. Raises DipacoError."""
+    tokenizer_path, path = folder / "tokenizer.json", folder / FILE
     if tokenizer_path.exists() and path.exists():
-        sequences = read_sequences(path, file.run.model, key=key)
+        sequences = read_sequences(path, file.run.model, key=None if is_begun else _key(file))
         if sequences is not None:
             return tokenizer_path.read_bytes(), sequences
         tokenizer_path.unlink()  # of another corpus: the preparation was stopped, and the run file changed since
@@ -60,7 +61,7 @@ def prepare_sequences(file: RunFile, folder: Path) -> tuple[bytes, Sequences]:
     with stage("Tokenising", total=len(documents)) as advance:
         arrays = tokenise(documents, Tokenizer(data), on_progress=advance)
     sequences = split(arrays, file)
-    write_atomically(path, encode_sequences(sequences, key=key))
+    write_atomically(path, encode_sequences(sequences, key=_key(file)))
     return data, sequences
 
 

@@ -185,6 +185,11 @@ class Mandates:
         mandate = self.newest(module)
         return mandate[-1].document if mandate else None
 
+    def leader(self, module: ModuleId) -> PeerId:
+        """By the newest grant; the coordinator before anybody ever led."""
+        grant = self.grant(module)
+        return grant.leader if grant else self._coordinator
+
     def term(self, module: ModuleId) -> int:
         """The newest term, 0 at first."""
         grant = self.grant(module)
@@ -194,6 +199,10 @@ class Mandates:
         """All that are known to have owned the module, and the coordinator."""
         grants = (sealed.document for mandate in self._known[module] for sealed in mandate)
         return {self._coordinator}.union(*(grant.group for grant in grants))
+
+    def all_peers(self) -> set[PeerId]:
+        """The same, of any module."""
+        return set().union(*map(self.peers, self._known))
 
     def grants(self, module: ModuleId) -> list[Sealed[Grant]]:
         """All grants that are known, those of former terms too, each once."""
@@ -232,7 +241,10 @@ class Mandates:
         self._add(module, check_mandate(grants, run=self._run.id, module=module, coordinator=self._coordinator))
 
     def believes(self, module: ModuleId, sealed: Sealed[Grant]) -> bool:
-        """Whether a grant counts, by itself or by what is known already."""
+        """Whether a grant counts, by itself or by what is known already. The coordinator signed grants in other stages
+        too, which anybody may show: their modules have the same names."""
+        if (sealed.document.run, sealed.document.module) != (self._run.id, module):
+            return False
         if any(sealed == mandate[-1] for mandate in self._known[module]):
             return True
         if not is_signed(sealed):

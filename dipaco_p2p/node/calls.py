@@ -31,7 +31,7 @@ from ..protocol.gate import Appraisal
 from ..protocol.invitations import LINKS_MAX, Invitation
 from ..protocol.judgement import Check, Judgement
 from ..protocol.keeping import NONCE_CHARS, PROOF_BYTES_MAX, KeepersCount
-from ..protocol.reasons import ADMISSION, Reason
+from ..protocol.reasons import ADMISSION, COMMITMENT, Reason
 from ..protocol.signing import PeerId, require_digest
 from ..protocol.versions import Branch
 from ..strict import bounded
@@ -97,7 +97,7 @@ class GetWork(Request[Scoring]):
     """The asker's own, if it is wanted; or empty."""
 
 
-@call("run.scores", by=SEED, refuses=(Reason.PAYLOAD_MISSING, Reason.WRONG_RUN))
+@call("run.scores", by=SEED, refuses=(Reason.PAYLOAD_MISSING, Reason.WRONG_RUN, Reason.OTHER, Reason.UNKNOWN_PEER))
 class GiveScores(Request[Done]):
     """The scores of a path, whose table was uploaded."""
 
@@ -308,11 +308,7 @@ class Forward(ChainRequest[Receipted]):
     sharding: Sealed[Sharding] | None = None
 
 
-@call(
-    "module.commit",
-    by=f"{LEADERS}, {MIRRORS}",
-    refuses=(Reason.WRONG_RUN, Reason.WRONG_MODULE, Reason.NOT_AUTHOR, Reason.NOT_LEADER, Reason.STALE_BASE),
-)
+@call("module.commit", by=f"{LEADERS}, {MIRRORS}", refuses=COMMITMENT)
 class Commit(Request[Done]):
     """A contribution that its author will hand in once all who may lead its modules have heard of it: copies of it come
     later."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
@@ -42,29 +43,32 @@ class DecreeNews:
         self._decrees = decrees
         self._ttl_s = ttl_s
         self._addresses = addresses
+        self._chance = random.Random(swarm.signer.sign("decrees", b""))
         self._asked_s: dict[PeerId, float] = {}
         """When peers were last asked for decrees that they said they have; those that gave some are not in here."""
 
     def heard(
         self,
         beats: Mapping[PeerId, Heartbeat],
-        seeds: Collection[PeerId],
+        known: Collection[PeerId],
         *,
         begin: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """Ask a few of the peers that say they have more decrees than we do: first those that were not asked yet, and
-        seed nodes before others. Anybody may say so, and a crowd that lies must not hide the one that does not."""
+        """Ask two of the peers that say they have more decrees than we do: one of those that are `known`, then those
+        that were not asked yet. Anybody may say so, and a crowd that lies must not hide the one that does not."""
         now_s = self._clock.now_s()
         self._asked_s = {peer: at_s for peer, at_s in self._asked_s.items() if peer in beats}
-        ahead = [
-            (self._asked_s.get(peer, -math.inf), peer not in seeds, peer)
-            for peer, beat in beats.items()
-            if beat.decrees > self._decrees.count and peer != self._swarm.peer
+        ahead = [peer for peer, beat in beats.items() if beat.decrees > self._decrees.count]
+        rested = [
+            peer
+            for peer in ahead
+            if peer != self._swarm.peer and now_s - self._asked_s.get(peer, -math.inf) >= self._ttl_s
         ]
-        for asked_s, _, peer in sorted(ahead)[:DECREES_ASKED]:
-            if now_s - asked_s >= self._ttl_s:
-                self._asked_s[peer] = now_s
-                begin(self.try_learn(peer))
+        order = sorted(rested, key=lambda peer: (self._asked_s.get(peer, -math.inf), self._chance.random()))
+        first = [peer for peer in order if peer in known][:1]
+        for peer in [*first, *(peer for peer in order if peer not in first)][:DECREES_ASKED]:
+            self._asked_s[peer] = now_s
+            begin(self.try_learn(peer))
 
     async def try_learn(self, peer: PeerId) -> None:
         """As `learn`, as far as it goes."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ..clock import Clock
 from ..errors import DipacoError, EnvironmentUnfit, IntegrityError, Refused, Unreachable, WrongRun
 from ..protocol.signing import PeerId
+from ..swarm.addresses import peer_at
 from ..swarm.api import Swarm
 from .entry import Entry
 from .run import Run
@@ -74,7 +75,7 @@ async def knock(swarm: Swarm, found: Sequence[Door], clock: Clock, *, enter: Ent
 
     running: dict[asyncio.Task[Opened], Door] = {}
     failures: dict[str, DipacoError] = {}
-    waiting = [door for door in found if _peer_at(door.address) != swarm.peer]
+    waiting = [door for door in found if peer_at(door.address) != swarm.peer]
     try:
         while waiting or running:
             if waiting:
@@ -112,11 +113,6 @@ async def _first(
         if timer is not None:
             timer.cancel()
     return None
-
-
-def _peer_at(address: str) -> PeerId:
-    """Who should be at `address`: a peer does not dial itself."""
-    return PeerId(address.rpartition("/p2p/")[2])
 
 
 def _summary(failures: dict[str, DipacoError]) -> DipacoError:

@@ -5,11 +5,14 @@ seed is alive. An address is only its peer's word, and keys are free, so only wh
 false addresses has to train for each, and takes no more than one place with it. A volunteer that is named stays so
 while it lives, for who has been there long is likely to stay; one that is gone makes room when another one can take
 its place, and not before, so a ticket that was written while few were there is no shorter than an older one.
+
+Whom a peer itself remembers, to come back through them while no seed answers, is chosen here too.
 """
 
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +20,7 @@ from pathlib import Path
 from ..errors import ConfigError, DipacoError
 from ..program.files import write_atomically
 from ..protocol.signing import PeerId, public_key_of
-from ..swarm.addresses import best_address, is_circuit, places_of, read_address, worth_giving
+from ..swarm.addresses import best_address, is_circuit, peer_at, places_of, read_address, worth_giving
 from ..swarm.api import Swarm
 from ..ticket import SEEDS_MAX, SeedPlace, Ticket, write_ticket
 from .entry import read_entry
@@ -27,6 +30,8 @@ from .watch import Watch
 DOORPLATE = "address.json"
 VOLUNTEERS_MAX = 6
 """Named in one ticket beside the seeds. Each takes about 60 characters, and one that lives is enough."""
+REMEMBERED_MAX = 16
+"""Peers to come back through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +59,8 @@ def tell_address(
     address, before = best_address(swarm.addresses), told_address(folder)
     given = [address for address in worth_giving(swarm.addresses) if places_of(swarm.peer, [address])]
     known = read_entry(before.ticket).addresses if before is not None and before.run == run.origin else ()
-    others = {swarm.peer, *(_peer_at(seed) for seed in seeds)}
-    steady = _steady(volunteers, [one for one in known if _peer_at(one) not in others])
+    others = {swarm.peer, *(peer_at(seed) for seed in seeds)}
+    steady = _steady(volunteers, [one for one in known if peer_at(one) not in others])
     ticket = make_ticket(run, given, more=[*seeds, *steady]) if given else ""
     plate = Doorplate(run=run.origin, address=address, peer=swarm.peer, ticket=ticket)
     if plate != before:
@@ -77,6 +82,23 @@ def whom_to_name(watch: Watch, *, workers: Collection[PeerId]) -> tuple[list[str
     """Where the seeds are, and those of `workers` that live: an address of each that is dialled without a relay."""
     seeds = watch.seeds()
     return _direct(watch, seeds), _direct(watch, sorted(set(workers).difference(seeds)))
+
+
+def whom_to_remember(watch: Watch, before: Sequence[str], *, workers: Collection[PeerId], me: PeerId) -> list[str]:
+    """Through whom `me` comes back: seeds, then those of `workers` that live, then others that live, then those of
+    `before` that are gone. Among equals those of `before` stay, and chance decides about the rest: keys and what their
+    heartbeats say cost nothing."""
+    known = {address: number for number, address in enumerate(before)}
+
+    def steady(living: Iterable[str]) -> list[str]:
+        return sorted(living, key=lambda address: (known.get(address, len(known)), random.random()))
+
+    seeds, volunteers = whom_to_name(watch, workers=workers)
+    living = _direct(watch, watch.heartbeats)
+    peers = set(map(peer_at, living))
+    gone = [address for address in before if peer_at(address) not in peers]
+    found = dict.fromkeys([*seeds, *steady(volunteers), *steady(living), *gone])
+    return [address for address in found if peer_at(address) != me][:REMEMBERED_MAX]
 
 
 def _direct(watch: Watch, peers: Iterable[PeerId]) -> list[str]:
@@ -120,10 +142,6 @@ def _written(run: Run, addresses: Sequence[str]) -> str:
 def _steady(living: Sequence[str], before: Sequence[str]) -> list[str]:
     """Whom to name: who lives and was named before, then others that live, then who was named and is gone."""
     stay = [address for address in before if address in living]
-    peers = set(map(_peer_at, living))  # of one that moved, the new address alone
-    gone = [address for address in before if _peer_at(address) not in peers]
+    peers = set(map(peer_at, living))  # of one that moved, the new address alone
+    gone = [address for address in before if peer_at(address) not in peers]
     return list(dict.fromkeys([*stay, *living, *gone]))[:VOLUNTEERS_MAX]
-
-
-def _peer_at(address: str) -> PeerId:
-    return PeerId(address.rpartition("/p2p/")[2])

@@ -21,11 +21,12 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 from ..canonical import canonical_bytes
 from ..errors import IntegrityError, Refused, SwarmError
+from ..protocol.decrees import Decree
 from ..protocol.documents import Contribution, Custody, ModuleVersion, Sealed, unseal
 from ..protocol.gate import Appraisal
 from ..protocol.grants import Mandate
@@ -36,6 +37,7 @@ from ..protocol.signing import PeerId, short
 from ..protocol.standing import Standings
 from ..protocol.versions import Branch, Known, Tally, check_chain, check_successor, genesis_version, is_final
 from ..topology import ModuleId, PathId
+from .authority import Decrees
 from .calls import (
     APPRAISALS_MAX,
     ChainRequest,
@@ -51,16 +53,15 @@ from .calls import (
     TellFinal,
 )
 from .items import read_items
-from .node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member, ask, send
+from .node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, WAIT_S, Member, ask, send
 from .run import Run
 from .store import Store
 
 log = logging.getLogger(__name__)
 
 DAMAGED_HINT = "remove this peer's folder of the run, or bring back a copy of it"
-
-TRIES = 2
-
+AGAIN_S, AUTHOR_BYTES_S = 0.2, 250_000
+"""How soon a mirror that waits for a payload is asked again, and how fast that must come from its author."""
 WORK_VERSIONS = 8
 """For how many versions work makes its author one who may lead before strangers."""
 KEPT_MAX = 16_384
@@ -127,10 +128,10 @@ class Ledger:
         """The newest rollback: nothing counts that began before it."""
         return self._tally.base_min
 
-    @property
-    def rolled_back_by(self) -> int:
-        """The number of the newest decree that was carried out here."""
-        return self._tally.rolled_back_by
+    def due(self, decrees: Decrees) -> Sealed[Decree] | None:
+        """The newest rollback that is decreed of the module, if it is not carried out here."""
+        sealed = decrees.rollback(self._run.id, self.module)
+        return sealed if sealed is not None and sealed.document.number > self._tally.rolled_back_by else None
 
     @property
     def undone(self) -> list[Sealed[Contribution]]:
@@ -182,6 +183,7 @@ class Ledger:
         if sealed.document.version > self._run.rounds:
             raise IntegrityError(f"version {sealed.document.version}, but {self.module} ends with {self._run.rounds}")
         check_successor(self.head, sealed.document, self._run.manifest)
+        self._run.check_sizes(sealed.document)
         self._tally.check(sealed.document)
 
     def append(self, sealed: Sealed[ModuleVersion]) -> None:
@@ -365,14 +367,25 @@ class RemoteLedger:
 
     async def page(self, *, after: int) -> list[Sealed[ModuleVersion]]:
         """The first few versions that follow `after`, up to the stage's last one. A page that goes on with others, or
-        beyond what the run can have, is an IntegrityError: whoever answers could page for ever."""
+        beyond what the run can have, is an IntegrityError: whoever answers could page for ever. So is one that names
+        what is too large to be fetched."""
         found = read_items(ModuleVersion, await self._ask(GetChain(module=self.module, after=after)))
         numbers = [sealed.document.version for sealed in found]
         if numbers != list(range(after + 1, after + 1 + len(found))):
             raise IntegrityError(f"asked for the versions of {self.module} after {after}, it gave {numbers[:5]}")
         if after + len(found) > self._node.run.config.rounds.rounds:
             raise IntegrityError(f"it gave more versions of {self.module} than the run has rounds")
+        for document in (sealed.document for sealed in found):
+            if (document.run, document.module) != (self._node.run.id, self.module):
+                raise IntegrityError(f"asked for versions of {self.module}, it gave one of another run or module")
+            self._node.run.check_sizes(document)
         return [sealed for sealed in found if sealed.document.version <= self._node.run.rounds]
+
+    async def finals(self, *, after: int, until: int) -> list[ModuleVersion]:
+        """The same up to `until`, as far as the coordinator has signed them."""
+        is_signed = partial(is_final, coordinator=self._node.run.manifest.author)
+        shown = await self.chain(after=after, until=until)
+        return [sealed.document for sealed in itertools.takewhile(is_signed, shown)]
 
     async def meet(
         self, ours: Sequence[Sealed[ModuleVersion]], *, until: int | None
@@ -394,14 +407,15 @@ class RemoteLedger:
         return common, chain
 
     async def kept(self) -> list[Sealed[Contribution]]:
-        """The contributions that are open or not final yet. They must come in order, be of this module, and be no more
-        than KEPT_MAX, or it is an IntegrityError: whoever answers could page for ever."""
+        """The contributions that are open or not final yet, without those that no leader can have admitted: a holder
+        could make up any. They must come in order, be of this module, and be no more than KEPT_MAX, or it is an
+        IntegrityError: whoever answers could page for ever."""
         found: list[Sealed[Contribution]] = []
         while len(found) <= KEPT_MAX:
             after = found[-1].id if found else ""
             page = read_items(Contribution, await self._ask(GetOpen(module=self.module, after=after)))
             if not page:
-                return found
+                return [sealed for sealed in found if self._may_count(sealed.document)]
             names = [after, *(sealed.id for sealed in page)]
             if any(name >= following for name, following in itertools.pairwise(names)):
                 raise IntegrityError(f"contributions to {self.module} that are out of order")
@@ -410,15 +424,39 @@ class RemoteLedger:
             found += page
         raise IntegrityError(f"more than {KEPT_MAX} contributions to {self.module} that are not final")
 
-    async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> Custody:
-        """Have it keep a contribution of the module that we lead; its word for it."""
-        await send(self._node, self.peer, payload, digest=sealed.document.payload.digest)
+    def _may_count(self, document: Contribution) -> bool:
+        """By what its document says, whatever version it began from."""
+        run = self._node.run
+        is_here = document.run == run.id and document.path in run.topology.paths_through(self.module)
+        return is_here and document.payload.size <= run.payload_bytes_max(self.module)
+
+    async def keep(self, sealed: Sealed[Contribution], payload: bytes, *, is_new: bool) -> Custody:
+        """Have it keep a contribution of the module that we lead; its word for it. If that `is_new`, it fetches the
+        payload from its author; what it does not get there we bring."""
         sharding = self._node.run.sharding(sealed.document.sharding)
         request = KeepContribution(module=self.module, contribution=sealed, sharding=sharding)
-        custody = (await self._ask(request)).custody
+        custody = await self._fetched(request) if is_new else None
+        if custody is None:
+            await send(self._node, self.peer, payload, digest=sealed.document.payload.digest)
+            custody = (await self._ask(request)).custody
         if custody.peer != self.peer or not custody.is_of(sealed.id):
             raise IntegrityError(f"...{short(self.peer)} did not sign that it keeps {sealed.id[:8]}")
         return custody
+
+    async def _fetched(self, request: KeepContribution) -> Custody | None:
+        """Its word, once it has the payload from the author; None if it does not get it there in time."""
+        clock, size_bytes = self._node.clock, request.contribution.document.payload.size
+        until_s = clock.now_s() + WAIT_S + size_bytes / AUTHOR_BYTES_S
+        while clock.now_s() < until_s:
+            try:
+                return (await self._ask(request)).custody
+            except Refused as refused:
+                if refused.reason == Reason.PAYLOAD_MISSING:
+                    return None
+                if refused.reason != Reason.BUSY:
+                    raise
+            await clock.sleep(AGAIN_S)
+        return None
 
     async def cosign(self, sealed: Sealed[ModuleVersion], *, final: int, final_signature: str) -> str:
         """Have it make our new version again, and keep it; its cosignature.
@@ -457,7 +495,6 @@ class RemoteLedger:
         """Ask, and once more if the answer is lost: much depends on it, and every call is idempotent."""
         mandate = self._node.mandates.newest(self.module)
         shown = replace(request, grant=mandate[-1]) if mandate else request
-        for _ in range(TRIES - 1):
-            with contextlib.suppress(SwarmError):
-                return await ask(self._node, self.peer, shown, timeout_s=timeout_s)
+        with contextlib.suppress(SwarmError):
+            return await ask(self._node, self.peer, shown, timeout_s=timeout_s)
         return await ask(self._node, self.peer, shown, timeout_s=timeout_s)

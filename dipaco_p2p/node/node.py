@@ -5,6 +5,7 @@
 - A `Member` also says what it does, takes uploads, and keeps a history: a volunteer, or a seed node.
 
 `ask` calls another peer, and `fetch`, `send` and `serve_store` move blobs between this peer's store and others'.
+`fetch_in_time` is for what one stranger may have alone: it ends, whatever that peer does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, TypeVar
 from ..clock import Clock
 from ..errors import BlobMissing, IntegrityError
 from ..program.history import History
-from ..program.tasks import SingleFlight
+from ..program.tasks import SingleFlight, in_time
 from ..protocol.documents import BlobRef
 from ..protocol.liveness import Heartbeat
 from ..protocol.signing import PeerId
@@ -28,6 +29,7 @@ from ..swarm.api import Swarm
 from ..swarm.blobs.blobs import send_blob, serve_blobs
 from ..swarm.blobs.fetch import Ranges, fetch_blob
 from ..swarm.calls import Request
+from ..swarm.frames import THIN_BYTES_S
 from .authority import Decrees, Mandates
 from .invitations import Invitations
 from .neighbourhood import Neighbourhood
@@ -44,6 +46,10 @@ CALL_TIMEOUT_S = 20.0
 """A frozen peer answers nothing and refuses nothing, so every call needs an end of its own."""
 CONTROL_TIMEOUT_S = 5.0
 """For answers that need no work and carry no tensors: a peer that waits for one cannot go on, and asks again."""
+WAIT_S, LEAST_BYTES_S = 10.0, THIN_BYTES_S
+"""A blob is waited for so long, and as long as this rate takes besides. The rate is a quarter of a home line of 1
+Mbit/s: its author may be pushing to leaders, and giving the same blob to two judges and an auditor. The first seconds
+are less than a call may take, so that whoever asked us for something small still hears that it is not to be had."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +74,7 @@ class Reader(Observer):
 
     store: Store
     fetching: SingleFlight[bytes] = field(default_factory=SingleFlight)
-    """Blobs on their way to us, by digest: a trainer and a mirror of one module want the same ones at the same time."""
+    """Blobs on their way to us, by name, size and holders: what runs here side by side often wants the same ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +154,8 @@ async def fetch(
     wrong: list[Ranges] | None = None,
 ) -> bytes:
     """The blob, from our store or from `holders`; kept in the store on request. `brought` counts the bytes of each
-    holder and `wrong` is as for `fetch_blob`, unless another caller fetches the same blob already. Raises BlobMissing,
-    and IntegrityError."""
+    holder and `wrong` is as for `fetch_blob`, unless another caller fetches the same blob already, from these holders:
+    from others it may never come. Raises BlobMissing, and IntegrityError."""
     try:
         data = await asyncio.to_thread(node.store.get, ref.digest)
     except IntegrityError as error:  # removed, so that it is fetched again
@@ -159,27 +165,36 @@ async def fetch(
         others = [(peer, node.watch.addresses(peer)) for peer in holders if peer != node.peer]
         if not others:
             raise BlobMissing(f"nobody alive holds blob {ref.digest[:8]}")
+        name = f"{ref.digest}.{ref.size}"
+        is_beside = node.fetching.is_doing(name)  # two must not write to one file
         work = partial(
             fetch_blob,
             node.swarm,
             ref.digest,
             size=ref.size,
             holders=others,
-            partial=node.store.partial_path(ref.digest),
+            partial=None if is_beside else node.store.partial_path(name),
             timeout_s=CALL_TIMEOUT_S,
             on_progress=on_progress,
             brought=brought,
             wrong=wrong,
         )
-        data = await node.fetching.do(ref.digest, work)
+        data = await node.fetching.do(" ".join([name, *sorted(holders)]), work)
         if keep:
             await asyncio.to_thread(node.store.put, data)
     return data
 
 
+async def fetch_in_time(node: Reader, ref: BlobRef, *, holders: Sequence[PeerId], keep: bool = False) -> bytes:
+    """As `fetch`, for what perhaps nobody has but the peer that names it. With one range in each call such a peer could
+    be at it for ever; raises Unreachable when a thin line would have brought it. What came is kept for the next try."""
+    fetching, limit_s = fetch(node, ref, holders=holders, keep=keep), WAIT_S + ref.size / LEAST_BYTES_S
+    return await in_time(fetching, node.clock, limit_s, what=f"the blob {ref.digest[:8]}")
+
+
 async def fetch_kept(node: Reader, ref: BlobRef, *, holders: Sequence[PeerId]) -> bytes:
-    """As `fetch`, from the archives as well, and kept."""
-    return await fetch(node, ref, holders=list(dict.fromkeys([*holders, *node.watch.seeds()])), keep=True)
+    """As `fetch_in_time`, from the archives as well, and kept."""
+    return await fetch_in_time(node, ref, holders=list(dict.fromkeys([*holders, *node.watch.seeds()])), keep=True)
 
 
 async def send(

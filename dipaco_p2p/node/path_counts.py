@@ -6,6 +6,7 @@ The rules are in protocol/summaries.py. What was read here counts for the lifeti
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Container, Mapping
 
 from ..clock import Clock
@@ -65,10 +66,14 @@ class PathCounts:
         read = {peer for claims in self._claims.values() for peer in claims}
         return len(read) + sum(self.told().values())
 
-    def elsewhere(self) -> list[int]:
-        """The rounds of those who train paths whose claims were not read, as far as their leaders tell."""
-        found = {} if self._is_whole() else self._all()
-        return [told.round for path, told in found.items() if not self.is_read(path) for _ in range(told.claimants)]
+    def elsewhere(self) -> Counter[int]:
+        """How many train paths whose claims were not read, by their rounds, as far as leaders tell. Not an entry for
+        each: who tells of thousands on each path would have every leader of its level count them, tick for tick."""
+        found, count = {} if self._is_whole() else self._all(), Counter[int]()
+        for path, told in found.items():
+            if not self.is_read(path):
+                count[told.round] += told.claimants
+        return count
 
     def standing(self, path: PathId) -> Standing | None:
         """How far it is by what is told of those of its modules of which anything is; None of none."""

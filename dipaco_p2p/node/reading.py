@@ -141,7 +141,7 @@ async def extend_chain(
     node: Observer, module: ModuleId, known: Sequence[Sealed[ModuleVersion]]
 ) -> list[Sealed[ModuleVersion]]:
     """The same, of which `known` need not be told again; what does not follow these is asked for from the start."""
-    await node.watch.read_heads(module)
+    await node.watch.find_leader(module)
     problem: SwarmError | Refused | IntegrityError = Unreachable(
         f"nobody alive knows {module}", hint="check that the coordinator or a volunteer of this run is up"
     )

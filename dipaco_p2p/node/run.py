@@ -15,10 +15,11 @@ from ..protocol.decrees import Decree
 from ..protocol.documents import Manifest, ModuleVersion, Sealed, Sharding, ShardRef, run_name, unseal
 from ..protocol.manifest import WARMUP
 from ..protocol.norms import Norms, lr_sum
-from ..protocol.versions import genesis_version
 from ..topology import ModuleId, PathId, Topology
 
 HEADER_BYTES_SPARE = 4096
+APPRAISALS_BYTES_MAX = 16 * 2**20
+"""What judges said of one version takes no more."""
 
 
 @dataclass(frozen=True)
@@ -162,27 +163,54 @@ class Run:
 
     def snapshot_bytes_max(self, module: ModuleId) -> int:
         """Largest snapshot, and half of the largest outer state."""
-        return 4 * self.layout(module).size + 64 * HEADER_BYTES_SPARE
+        return _snapshot_bytes_max(self.layout(module).size)
+
+    def check_sizes(self, version: ModuleVersion) -> None:
+        """Raise IntegrityError for a version that names a blob which is larger than any can be: before it is fetched,
+        for its bytes come into memory."""
+        most, size = self.snapshot_bytes_max(version.module), self.layout(version.module).size
+        limits = (
+            (version.snapshot, most),
+            (version.update, bytes_max(size, self.config.compression.downlink)),
+            (version.state, 2 * most),
+            (version.appraisals, APPRAISALS_BYTES_MAX),
+        )
+        for ref, limit in limits:
+            if ref is not None and ref.size > limit:
+                name = f"version {version.version} of {version.module}"
+                raise IntegrityError(f"{name} names a blob of {ref.size} bytes, limit {limit}")
 
     def check_genesis(self) -> None:
         """Raise IntegrityError when the genesis does not have the sizes that the model says."""
-        for module in self.topology.modules():
-            ref = genesis_version(self.manifest, module).snapshot
-            if not 4 * self.layout(module).size <= ref.size <= self.snapshot_bytes_max(module):
-                raise IntegrityError(f"the genesis of {module} has {ref.size} bytes, which does not fit the model")
-            state = genesis_version(self.manifest, module).state
-            if state is not None and state.size > 2 * self.snapshot_bytes_max(module):
+        sizes = [module_layout(self.config.model, level).size for level in range(len(self.topology.widths))]
+        for ref in self.manifest.genesis:
+            size = sizes[ref.module.level]
+            most = _snapshot_bytes_max(size)
+            if not 4 * size <= ref.blob.size <= most:
                 raise IntegrityError(
-                    f"the outer state of {module} has {state.size} bytes, which does not fit the model"
+                    f"the genesis of {ref.module} has {ref.blob.size} bytes, which does not fit the model"
                 )
+            if ref.state is not None and ref.state.size > 2 * most:
+                raise IntegrityError(
+                    f"the outer state of {ref.module} has {ref.state.size} bytes, which does not fit the model"
+                )
+
+
+def _snapshot_bytes_max(size: int) -> int:
+    return 4 * size + 64 * HEADER_BYTES_SPARE
 
 
 def open_run(value: object) -> Run:
     """Check a manifest from outside. Raises WrongRun or IntegrityError."""
+    run = read_run(value)
+    run.check_genesis()
+    return run
+
+
+def read_run(value: object) -> Run:
+    """The same, but for its genesis: what that costs follows from the model, so look first who signed it."""
     document = value.get("document") if isinstance(value, dict) else None
     protocol = document.get("protocol") if isinstance(document, dict) else None
     if isinstance(protocol, int):
         check_protocol(protocol, who="the run")
-    run = Run(unseal(Manifest, value))
-    run.check_genesis()
-    return run
+    return Run(unseal(Manifest, value))

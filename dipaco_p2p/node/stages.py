@@ -18,7 +18,7 @@ from ..protocol.signing import PeerId
 from ..swarm.api import Reply, Swarm
 from .calls import GetManifests
 from .node import CALL_TIMEOUT_S
-from .run import Run, open_run
+from .run import Run, read_run
 
 ASK_HINT = "ask the coordinator for the line to join with; `dipaco-bootstrap start` prints it"
 
@@ -78,6 +78,8 @@ async def fetch_stages(
             f"{run.name} was signed by another peer than the one at this address",
             hint="join with the coordinator's ticket, or name the run: `--run ...`",
         )
+    for stage in stages:
+        stage.check_genesis()
     return stages
 
 
@@ -88,7 +90,7 @@ def _read_stages(body: bytes) -> list[Run]:
         values = None
     if not isinstance(values, list) or not 1 <= len(values) <= len(STAGES):
         raise WrongRun("this address serves something that is no run", hint=ASK_HINT)
-    stages = [open_run(value) for value in values]
+    stages = [read_run(value) for value in values]
     for before, after in zip(stages, stages[1:], strict=False):
         check_next_stage(before, after)
     return stages

@@ -13,7 +13,8 @@ import asyncio
 import hashlib
 import logging
 import math
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+import random
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..clock import Clock
 from ..errors import ConfigError, IntegrityError, Refused, SwarmError
 from ..program.tasks import SingleFlight
 from ..protocol import owners
-from ..protocol.documents import Grant
+from ..protocol.documents import Grant, Sealed
 from ..protocol.invitations import is_listed
 from ..protocol.liveness import Claim, Head, Heartbeat, best_head, read_all
 from ..protocol.neighbours import place
@@ -29,13 +30,14 @@ from ..protocol.records import Record, claims_key, heads_key
 from ..protocol.rounds import OpenRound, Standing, read_open_round, standing, within_bounds
 from ..protocol.sightings import Sightings
 from ..protocol.signing import PeerId
+from ..swarm.addresses import worth_trying
 from ..swarm.api import Swarm
 from ..topology import ModuleId, PathId
 from .authority import Decrees, Mandates, grant_of
-from .calls import GetMandate, GetOpenRound
+from .calls import GetOpenRound
 from .concerns import Concerns
 from .decree_news import DecreeNews
-from .items import read_items
+from .mandate_news import ANSWER_TIMEOUT_S, MandateNews
 from .neighbourhood import Neighbourhood
 from .path_counts import PathCounts
 from .run import Run
@@ -43,8 +45,6 @@ from .run import Run
 log = logging.getLogger(__name__)
 
 GETS_AT_ONCE = 8
-ASKED_AT_ONCE = 4
-"""Peers that are asked for a mandate."""
 WORKER_TTLS = 3
 """Lives of a heartbeat in which only those who have worked may lead: to gather a chain from slow peers takes a while,
 and they may wait for a version that is lost."""
@@ -52,6 +52,8 @@ CLAIM_LOOK_S = 0.5
 """Between two looks for claims that a contribution needs: a volunteer asks again as often."""
 ROUND_TIMEOUT_S = 5.0
 """For the answer to `module.round`: a peer that looks for work must not wait long for a frozen leader."""
+STRANGERS_ADDRESSES = 2
+"""That are dialled at once."""
 SAMPLES = 2
 """Buckets that whoever takes no part looks into at each look, beside its own: it reckons how many there are."""
 SOUGHT_TRAINERS, SOUGHT_MAX = 4, 24
@@ -74,8 +76,7 @@ class Watch:
         self._swarm = swarm
         self._clock = clock
         self._gate = asyncio.Semaphore(GETS_AT_ONCE)
-        self._mandate_gate = asyncio.Semaphore(ASKED_AT_ONCE)
-        self._asking: dict[asyncio.Task[None], None] = {}
+        self._begun: dict[asyncio.Task[None], None] = {}
         self.neighbourhood = neighbourhood
         self.concerns = Concerns(run, clock, neighbourhood)
         self.heartbeats: dict[PeerId, Heartbeat] = {}
@@ -109,8 +110,14 @@ class Watch:
         """The newest term of each module, and since when it is known here."""
         self.led_s: dict[ModuleId, float] = dict.fromkeys(self.heads, clock.now_s())
         """When each module was last seen to be led, in its newest term: one that was deposed may not notice, or lie."""
-        self._doubtful: dict[tuple[ModuleId, PeerId, int], float] = {}
-        """Heads that their peers could show no mandate for, and until when they are not asked again."""
+        self._chance = random.Random(swarm.signer.sign("watch", b""))
+        self.workers: Callable[[], Collection[PeerId]] = tuple
+        """Whose work versions count, as far as somebody here reads chains."""
+        self._known: set[PeerId] = set()
+        """As `known` was at the last look: there may be thousands."""
+        self.mandate_news = MandateNews(
+            swarm, clock, mandates, ttl_s=ttl_s, addresses=self.addresses, known=self.known, begin=self._begin
+        )
         self.decree_news = DecreeNews(swarm, clock, decrees, ttl_s=ttl_s, addresses=self.addresses)
         self.rounds: dict[ModuleId, OpenRound] = {}
         """The open rounds of the modules whose leaders answered last time."""
@@ -172,14 +179,24 @@ class Watch:
             self.sightings.hurry(path)
 
     def close(self) -> None:
-        """Ask nobody for a mandate any more."""
-        for task in self._asking:
+        """Ask nobody for anything any more."""
+        for task in self._begun:
             task.cancel()
+
+    async def find_leader(self, module: ModuleId) -> None:
+        """Read the heads, and as long as nobody is believed to lead, once more after each answer: who has just come
+        knows no mandates, asks for them beside the look, and would believe them at the next one."""
+        await self.read_heads(module)
+        until_s = self._clock.now_s() + 2 * ANSWER_TIMEOUT_S
+        while self.leader(module) is None and self._begun and self._clock.now_s() < until_s:
+            await asyncio.wait(list(self._begun), return_when=asyncio.FIRST_COMPLETED)
+            await self.read_heads(module)
 
     async def read_peers(self) -> None:
         samples = SAMPLES if self.concerns.held is None else 0
         self._take_heartbeats(await self.neighbourhood.look(self._get, sought=self._sought(), samples=samples))
-        self.decree_news.heard(self.heartbeats, self.seeds(), begin=self._begin)
+        self._known = self.known()
+        self.decree_news.heard(self.heartbeats, self._known, begin=self._begin)
 
     def _take_heartbeats(self, records: Mapping[PeerId, Record]) -> None:
         beats = read_all(Heartbeat, {peer: record.body for peer, record in records.items()})
@@ -214,8 +231,13 @@ class Watch:
         records = await self._get(heads_key(self._run.id, module))
         found = read_all(Head, {peer: record.body for peer, record in records.items()})
         self.concerns.read_head(module)
-        heads = dict(sorted(found.items(), key=lambda item: -item[1].term))  # the newest are asked first, if need be
-        self.heads[module] = {peer: head for peer, head in heads.items() if self._is_leading(module, peer, head)}
+        heads = dict(sorted(found.items(), key=lambda item: item[1].term))  # one may follow from the one before
+        shown = {peer: grant for peer, head in heads.items() if (grant := self._grant_shown(module, peer, head))}
+        believed = [peer for peer, grant in shown.items() if self._mandates.believes(module, grant)]
+        self.heads[module] = {peer: heads[peer] for peer in believed}
+        # Also of an earlier term than the newest: its branch may be the better one.
+        doubted = [peer for peer in shown if peer not in self.heads[module] and peer != self._swarm.peer]
+        self.mandate_news.heard(module, doubted)
         announced = [head.term for head in self.heads[module].values()]
         self._announced[module] = max([self._announced[module], *announced])
         self.resigned[module] = {peer: head.term for peer, head in heads.items() if head.resigned}
@@ -312,9 +334,13 @@ class Watch:
         return self.resigned[grant.module].get(grant.leader, 0) >= grant.term
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
-        """Where `peer` answers, by its last heartbeat."""
+        """Where `peer` answers, by its last heartbeat; of a stranger some places, drawn each time, since it may name
+        anybody's."""
         beat, typed = self.heartbeats.get(peer), self.typed.get(peer, ())
-        return (*typed, *beat.addresses) if beat else typed
+        told = beat.addresses if beat else ()
+        if len(told) > STRANGERS_ADDRESSES and peer not in self._known:
+            told = worth_trying(told, self._chance, most=STRANGERS_ADDRESSES)
+        return (*typed, *told)
 
     def beaten_s(self, peer: PeerId) -> float | None:
         """When the newest heartbeat of a live peer was first seen here; None for a peer that is gone."""
@@ -340,6 +366,11 @@ class Watch:
         author, appointed = self._run.manifest.author, self._decrees.state.seeds
         found = sorted(peer for peer, beat in self.heartbeats.items() if beat.role == "seed")
         return sorted((peer for peer in found if peer == author or peer in appointed), key=lambda peer: peer != author)
+
+    def known(self) -> set[PeerId]:
+        """For whom more speaks than their own word: the coordinator, appointed seeds, all that are known to have owned
+        a module, and whose work counts."""
+        return self._mandates.all_peers().union(self._decrees.state.seeds, self.workers())
 
     def relays(self) -> list[PeerId]:
         """Whom peers behind a NAT are dialled through: seed nodes first, then others, for each of us in another order,
@@ -382,44 +413,14 @@ class Watch:
     def _best(self, module: ModuleId) -> tuple[PeerId, Head] | None:
         return best_head(self.heads[module], coordinator=self._run.manifest.author)
 
-    def _is_leading(self, module: ModuleId, peer: PeerId, head: Head) -> bool:
-        """Whether `peer` leads or led, by its own word and a mandate. A mandate that we do not know is asked for, and
-        the peer is believed when the heads are read again."""
+    def _grant_shown(self, module: ModuleId, peer: PeerId, head: Head) -> Sealed[Grant] | None:
+        """By which grant `peer` says that it leads `module`; None if it does not, or shows what nobody could sign."""
         if head.resigned or self._is_out(peer):
-            return False
+            return None
         try:
-            sealed = grant_of(head, run=self._run.id, module=module, leader=peer)
-        except ConfigError:  # no grant that anybody could have signed
-            return False
-        if self._mandates.believes(module, sealed):
-            return True
-        if peer != self._swarm.peer:  # also of an earlier term than the newest: its branch may be the better one
-            self._ask_mandate(module, peer, sealed.document)
-        return False
-
-    def _ask_mandate(self, module: ModuleId, peer: PeerId, grant: Grant) -> None:
-        """Ask for what we have missed, few peers at once; a peer with nothing to show is not asked again for a while.
-        Anybody may write a head, so nothing waits for this."""
-        key, now_s = (module, peer, grant.term), self._clock.now_s()
-        self._doubtful = {known: until_s for known, until_s in self._doubtful.items() if until_s > now_s}
-        if key not in self._doubtful and len(self._asking) < ASKED_AT_ONCE:
-            self._doubtful[key] = now_s + self._run.config.liveness.heartbeat_ttl_s
-            self._begin(self._try_learn(module, peer))
-
-    async def _try_learn(self, module: ModuleId, peer: PeerId) -> None:
-        try:
-            await self.learn_mandate(module, peer)
-        except (SwarmError, Refused, IntegrityError) as error:
-            log.info("%s shows no mandate for %s: %s", peer, module, error)
-
-    async def learn_mandate(self, module: ModuleId, peer: PeerId) -> None:
-        """Learn the newest mandate that `peer` knows; raises what the call does, and IntegrityError."""
-        request, addresses = GetMandate(module=module), self.addresses(peer)
-        async with self._mandate_gate:
-            reply = await request.call(self._swarm, peer, timeout_s=ROUND_TIMEOUT_S, addresses=addresses)
-        grants = read_items(Grant, reply)
-        if grants:
-            self._mandates.learn(module, grants)
+            return grant_of(head, run=self._run.id, module=module, leader=peer)
+        except ConfigError:
+            return None
 
     def _is_out(self, peer: PeerId) -> bool:
         """Whether nobody listens to `peer`: it is banned, or the run has a list and `peer` is not on it."""
@@ -441,8 +442,8 @@ class Watch:
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._asking[task] = None
-        task.add_done_callback(self._asking.pop)
+        self._begun[task] = None
+        task.add_done_callback(self._begun.pop)
 
     async def _read_claims_of(self, path: PathId) -> None:
         records = await self._get(claims_key(self._run.id, path))

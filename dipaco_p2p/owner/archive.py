@@ -29,7 +29,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..canonical import canonical_bytes, is_digest
 from ..core.model.layout import decode_module
-from ..errors import BlobMissing, IntegrityError, Refused
+from ..core.outer.outer_step import OuterState
+from ..errors import BlobMissing, IntegrityError, Refused, SwarmError
 from ..node.ledger import Ledger, RemoteLedger
 from ..node.node import Member, fetch_kept
 from ..node.reading import holders_of
@@ -44,7 +45,7 @@ from ..topology import ModuleId, PathId
 from .chain import Chains, ModuleChain
 from .kept_appraisals import read_kept
 from .retention import Thinning
-from .version import Made, check_sizes, check_told, updated
+from .version import Made, check_told, updated
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class SeedArchive:
 
     def __init__(self, run: Run, store: Store, *, must_be_whole: bool = True) -> None:
         """Without `must_be_whole` a chain ends where it was damaged."""
+        self._run = run
         self._store = store
         self.thinning = Thinning(store, run.config, self._payload)
         """What is dropped here; at first nothing is."""
@@ -83,12 +85,23 @@ class SeedArchive:
             raise IntegrityError(f"contribution {contribution_id[:8]} is not in the archive")
         return found
 
+    @property
+    def complete_version(self) -> int:
+        """The newest version that all modules have reached."""
+        return min(ledger.head.version for ledger in self.ledgers.values())
+
     def blob(self, digest: str) -> bytes:
         """A blob; raises IntegrityError if it is missing or damaged."""
         data = self._store.get(digest)
         if data is None:
             raise IntegrityError(f"blob {digest[:8]} is missing from the archive")
         return data
+
+    def state(self, module: ModuleId, version: int) -> OuterState:
+        """Parameters, momentum and residual after a version; raises IntegrityError if they are not here."""
+        after = self.ledgers[module].at(version)
+        params = decode_module(self.blob(after.digest), self._run.layout(module))
+        return OuterState.restored(params, None if after.state is None else self.blob(after.state.digest))
 
     def keep(self, sealed: Sealed[Contribution]) -> None:
         """From now on it can be found, whoever needs it."""
@@ -191,7 +204,7 @@ class ArchiveChain(ModuleChain):
         version, chains = sealed.document, self._archive_chains
         if not chains.archive.thinning.retention.is_light or version.rollback is not None:
             return await super()._take(sealed, source=source)
-        led_by = self._led_by()
+        led_by = self.node.mandates.leader(self.module)
         self.ledger.check(sealed)
         # Nothing that is answered may tell what the lot drew: who hears it could lie where it is safe.
         if self.node.mandates.has_quorum(sealed) and not version.is_fresh:
@@ -211,7 +224,6 @@ class ArchiveChain(ModuleChain):
 
     async def _check_told(self, version: ModuleVersion, *, source: PeerId) -> None:
         run, standings = self.node.run, self.ledger.standings
-        check_sizes(run, version)
         said = read_appraisals(await read_kept(self.node, version, holders=[source]))
         verdicts = Verdicts(said, standings, audited=run.config.audited, coordinator=run.manifest.author)
         check_told(run, version, norms=self.ledger.norms, standings=standings, verdicts=verdicts)
@@ -224,7 +236,7 @@ class ArchiveChain(ModuleChain):
 
     async def _take_settled(self, sealed: Sealed[ModuleVersion], *, source: PeerId) -> None:
         """What its quorum has settled: all is checked but what its contributions give."""
-        node, version, led_by = self.node, sealed.document, self._led_by()
+        node, version, led_by = self.node, sealed.document, self.node.mandates.leader(self.module)
         if self._needs_params(version.version):
             await self._follow_params(version, holders=[*sorted(sealed.cosignatures), source])
             self._require_led_by(led_by)
@@ -273,7 +285,7 @@ class ArchiveChain(ModuleChain):
         owners = [peer for peer in alive if peer in self.node.mandates.peers(self.module)]
         for ref in (head.snapshot, head.state):
             if ref is not None and self.node.store.size(ref.digest) is None:
-                with contextlib.suppress(BlobMissing):
+                with contextlib.suppress(SwarmError):
                     await fetch_kept(self.node, ref, holders=[source, *owners])
 
     def _note_settled(self, sealed: Sealed[ModuleVersion]) -> bool:

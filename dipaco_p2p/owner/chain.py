@@ -12,18 +12,19 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from ..canonical import Parts
-from ..errors import BlobMissing, DipacoError, Refused
+from ..errors import DipacoError, Refused, SwarmError, Unreachable
 from ..node.ledger import Ledger, RemoteLedger
 from ..node.node import Member, fetch_kept
 from ..node.shardings import learn_shardings
 from ..program.files import reach
+from ..program.tasks import as_long_as
 from ..protocol.admission import judge
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, is_cosigned
 from ..protocol.reasons import Reason
@@ -41,6 +42,7 @@ from .version import Admitted, Made, PayloadLost, made_and_kept, make_again, sto
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 RECOVER_TRIES, RETRY_S = 3, 0.5
 
 
@@ -48,8 +50,8 @@ class Chains:
     """The chains that this peer keeps, one per module of the run, each opened when it is first asked for."""
 
     def __init__(self, node: Member) -> None:
-        self.node = node
-        self._chains: dict[ModuleId, ModuleChain] = {}
+        self.node, self._chains = node, dict[ModuleId, ModuleChain]()
+        node.uploads.is_proven, node.watch.workers = self.is_proven, lambda: self.workers
         self.on_expired: Callable[[Sealed[Contribution], str], None] = lambda sealed, reason: None
         """Told of every contribution that expires here, and why."""
         self.appraise: Appraiser = measure_nothing
@@ -212,21 +214,29 @@ class ModuleChain:
 
     async def keep_version(self, sender: PeerId, sealed: Sealed[ModuleVersion]) -> str:
         """Keep the leader's next version, after making it again; our cosignature. The same again changes nothing."""
+        return await self._for_leader(sender, partial(self._keep_next, sender, sealed))
+
+    async def _keep_next(self, sender: PeerId, sealed: Sealed[ModuleVersion]) -> str:
         ledger, version = self.ledger, sealed.document
-        self.require_leader(sender)
-        async with self._lock:
-            self.require_leader(sender)  # still: others may have had their turn before
-            if self._has(sealed):
-                await self._make_sure(sealed, source=sender)
-            else:
-                if ledger.head.digest != version.parent or ledger.head.version + 1 != version.version:
-                    await self._follow(RemoteLedger(self.node, sender, self.module), until=version.version - 1)
-                await self._take(sealed, source=sender)
-                self.timing.opened(version.version)
-            signature = cosign(self.node.swarm.signer, sealed)
-            ledger.cosign(version.version, {self.node.peer: signature})
-            self.settle()
-            return signature
+        if self._has(sealed):
+            await self._make_sure(sealed, source=sender)
+        else:
+            if ledger.head.digest != version.parent or ledger.head.version + 1 != version.version:
+                await self._follow(RemoteLedger(self.node, sender, self.module), until=version.version - 1)
+            await self._take(sealed, source=sender)
+            self.timing.opened(version.version)
+        signature = cosign(self.node.swarm.signer, sealed)
+        ledger.cosign(version.version, {self.node.peer: signature})
+        self.settle()
+        return signature
+
+    async def _for_leader(self, sender: PeerId, work: Callable[[], Awaitable[T]]) -> T:
+        """What `work` gives on this chain while `sender` leads: a newer grant ends it, or whoever gives what is fetched
+        a little at a time would keep the next leader out."""
+        require = partial(self.require_leader, sender)
+        require()
+        async with self._lock:  # others may have had their turn before
+            return await as_long_as(require, work, self.node.clock)
 
     async def recover(self, contributions: Collection[str]) -> set[str]:
         """Look for contributions that we lack, or whose payload: others of the group kept them. What nobody gave."""
@@ -299,23 +309,15 @@ class ModuleChain:
         return False if len(finals) == until - base else None
 
     async def _finals(self, *, after: int, until: int, peer: PeerId) -> list[ModuleVersion]:
-        ledger, run, coordinator = self.ledger, self.node.run, self.node.run.manifest.author
+        ledger = self.ledger
         if ledger.final >= until or self.keeps_everything:
             return [sealed.document for sealed in ledger.versions[after : min(until, ledger.final)]]
-
-        def is_ours(sealed: Sealed[ModuleVersion]) -> bool:
-            place = sealed.document.run, sealed.document.module
-            return is_final(sealed, coordinator=coordinator) and place == (run.id, self.module)
-
-        shown = await RemoteLedger(self.node, peer, self.module).chain(after=after, until=until)
-        return [sealed.document for sealed in itertools.takewhile(is_ours, shown)]
+        return await RemoteLedger(self.node, peer, self.module).finals(after=after, until=until)
 
     async def welcome(self, sender: PeerId) -> None:
         """The leader has us as a mirror now: take over its chain. Raises DipacoError."""
-        self.require_leader(sender)
-        async with self._lock:
-            self.require_leader(sender)  # still: we may lead by now, of a chain that nobody else may change
-            await self._follow(RemoteLedger(self.node, sender, self.module), until=None)
+        remote = RemoteLedger(self.node, sender, self.module)
+        await self._for_leader(sender, partial(self._follow, remote, until=None))
 
     # -- versions of others
 
@@ -323,21 +325,17 @@ class ModuleChain:
         """Raise Refused unless it leads, and we are in its group."""
         if (reason := self.node.decrees.reason(sender)) is not None:
             raise Refused(f"banned by the coordinator: {reason}", reason=Reason.BANNED)
-        if (leader := self._led_by()) != sender:
+        if (leader := self.node.mandates.leader(self.module)) != sender:
             term = self.node.mandates.term(self.module)
             raise Refused(f"{self.module} is led by ...{short(leader)} in term {term}", reason=Reason.NOT_LEADER)
         if not self.is_owner:
             # It leads, and may have asked before its group changed: it is no reason to lead no more.
             raise Refused(f"the group of {self.module} is without us", reason=Reason.BUSY)
 
-    def _led_by(self) -> PeerId:
-        grant = self.node.mandates.grant(self.module)
-        return grant.leader if grant else self.node.run.manifest.author
-
     def _require_led_by(self, leader: PeerId) -> None:
         """Before a chain is changed, after what took time: somebody may have taken the module over meanwhile, perhaps
         we ourselves, and who begins to lead must find it as it will stay."""
-        if self._led_by() != leader:
+        if self.node.mandates.leader(self.module) != leader:
             raise Refused(f"{self.module} is led by ...{short(leader)} no more", reason=Reason.NOT_LEADER)
 
     def _has(self, sealed: Sealed[ModuleVersion]) -> bool:
@@ -358,7 +356,7 @@ class ModuleChain:
     async def _take(self, sealed: Sealed[ModuleVersion], *, source: PeerId) -> None:
         """The next version, made again."""
         self.ledger.check(sealed)
-        led_by = self._led_by()
+        led_by = self.node.mandates.leader(self.module)
         if sealed.document.is_fresh and self.state.is_here(self.ledger.head):
             raise Refused("the outer state before this version is not lost: it is here", reason=Reason.MALFORMED)
         made = await self._make_again(sealed.document, source=source)
@@ -405,7 +403,7 @@ class ModuleChain:
         return sealed is not None and self.node.store.size(sealed.document.payload.digest) is not None
 
     async def _follow(self, remote: RemoteLedger, *, until: int | None) -> None:
-        ledger, led_by = self.ledger, self._led_by()
+        ledger, led_by = self.ledger, self.node.mandates.leader(self.module)
         common, theirs = await remote.meet(ledger.versions, until=until)
         vouched = self._vouched(theirs)
         if vouched or not self.keeps_everything:  # first: who stops here still has a whole chain
@@ -432,7 +430,7 @@ class ModuleChain:
     async def _adopt_final(self, remote: RemoteLedger) -> None:
         """Have final versions as the coordinator signed them: the same parameters may have come of another leader's
         document here. Where it signed others, our branch ends."""
-        ledger, led_by, coordinator = self.ledger, self._led_by(), self.node.run.manifest.author
+        ledger, led_by, coordinator = self.ledger, self.node.mandates.leader(self.module), self.node.run.manifest.author
         theirs = await remote.chain(after=ledger.final, until=ledger.head.version)
         self._require_led_by(led_by)
         for sealed in theirs:
@@ -474,12 +472,14 @@ class ModuleChain:
                 self.add(sealed)
             except DipacoError as error:
                 log.info("%s: contribution %s was not copied: %s", self.module, sealed.id[:8], error)
+                if isinstance(error, Unreachable):  # it would be as slow with the next one
+                    return
 
     async def _fetch_head(self, vouched: Sequence[Sealed[ModuleVersion]], peer: PeerId) -> None:
         """Have what the next version is made from; a rollback that is due is made from an earlier one."""
         try:
             await self.state.fetch(vouched[-1].document if vouched else self.ledger.head, peer)
-        except BlobMissing:
+        except SwarmError:
             if due_after(self.node, self.ledger, vouched) is None:
                 raise
 

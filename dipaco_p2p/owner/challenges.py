@@ -13,8 +13,8 @@ the blob itself. They take less than a thousandth of the blob. An answer is comp
 Where the archive has forgotten it, or its disk has changed it, the keeper brings that part, and the digest decides. So
 a challenge costs the line at most PROOF_BYTES_MAX however large the model is, and neither another keeper's word nor a
 bit that was lost here can harm anybody. A keeper that says that it lacks a blob has told no lie: it earns nothing, and
-fails only when it has been a keeper of the range for LATE_LIVES. One that says nothing fails if another has answered
-at this look: else the fault may be ours.
+fails only when it has been a keeper of the range for LATE_LIVES. One that says nothing, or does not bring the part in
+the time that a thin line takes, fails if another has answered at this look: else the fault may be ours.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from enum import Enum
 from ..canonical import canonical_bytes, digest
 from ..errors import DipacoError, IntegrityError, Refused
 from ..node.calls import Counted, GetKeepers, Prove
-from ..node.node import CONTROL_TIMEOUT_S, Member, ask
+from ..node.node import CONTROL_TIMEOUT_S, LEAST_BYTES_S, WAIT_S, Member, ask
+from ..program.tasks import in_time
 from ..protocol.documents import BlobRef, Sealed, seal, unseal
 from ..protocol.keeping import (
     BARRED_LIVES,
@@ -46,6 +47,7 @@ from ..protocol.keeping import (
 )
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
+from ..swarm.blobs.bandwidth import CUT_BYTES_MIN
 from ..swarm.calls import ReadBlob
 from ..topology import ModuleId
 from .archive import SeedArchive
@@ -166,31 +168,37 @@ class Challenges:
         length = min(ref.size - offset, PROOF_BYTES_MAX)
         request = Prove(digest=ref.digest, offset=offset, length=length, nonce=nonce)
         self._since.setdefault((wanted, peer), self._node.clock.now_s())
+        answer, limit_s = self._answer(peer, request, parts[number]), WAIT_S + length / LEAST_BYTES_S
         try:
-            said = await ask(self._node, peer, request, timeout_s=CONTROL_TIMEOUT_S)
+            return await in_time(answer, self._node.clock, limit_s, what="an answer to a challenge")
         except Refused as error:
             return Answer.LACKS if error.reason == Reason.MISSING else Answer.SILENT
         except DipacoError as error:
             log.info("...%s did not answer a challenge: %s", short(peer), error)
             return Answer.SILENT
-        part = await asyncio.to_thread(self._node.store.read_range, ref.digest, offset, length)
-        if part is None or digest(part) != parts[number]:
-            part = await self._brought(peer, ref, offset, length)
-        is_true = digest(part) == parts[number] and said.proof == proof(nonce, peer, part)
+
+    async def _answer(self, peer: PeerId, request: Prove, expected: str) -> Answer:
+        """What `peer` answers about the part with the digest `expected`; raises DipacoError if it does not."""
+        said = await ask(self._node, peer, request, timeout_s=CONTROL_TIMEOUT_S)
+        part = await asyncio.to_thread(self._node.store.read_range, request.digest, request.offset, request.length)
+        if part is None or digest(part) != expected:
+            part = await self._brought(peer, request)
+        is_true = digest(part) == expected and said.proof == proof(request.nonce, peer, part)
         return Answer.PROVED if is_true else Answer.LIED
 
-    async def _brought(self, peer: PeerId, ref: BlobRef, offset: int, length: int) -> bytes:
-        """The part as `peer` has it, or as much as it gives; under a limit of its line it comes in pieces."""
+    async def _brought(self, peer: PeerId, wanted: Prove) -> bytes:
+        """The part as `peer` has it, or as much as it gives; under a limit of its line it comes in pieces, none shorter
+        than a fetch takes."""
         part = b""
         try:
-            while len(part) < length:
-                request = ReadBlob(digest=ref.digest, offset=offset + len(part), length=length - len(part))
+            while (left := wanted.length - len(part)) > 0:
+                request = ReadBlob(digest=wanted.digest, offset=wanted.offset + len(part), length=left)
                 found = await ask(self._node, peer, request, timeout_s=CONTROL_TIMEOUT_S)
-                if not found.body:
+                if len(found.body) < min(left, CUT_BYTES_MIN):
                     break
                 part += found.body
         except DipacoError as error:
-            log.info("...%s said that it has blob %s, and did not bring it: %s", short(peer), ref.digest[:8], error)
+            log.info("...%s said that it has blob %s, and did not bring it: %s", short(peer), wanted.digest[:8], error)
         return part
 
     # -- the parts of what is forgotten

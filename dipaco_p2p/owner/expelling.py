@@ -15,11 +15,10 @@ from typing import Any
 from ..errors import DipacoError, IntegrityError, Refused
 from ..node.calls import GetVote
 from ..node.node import ask
-from ..protocol.decrees import ADMIT
+from ..protocol.decrees import ADMIT, ShownDecree
 from ..protocol.expulsion import (
     Charge,
     Expulsion,
-    Readmission,
     Vote,
     check_charge,
     needed,
@@ -93,11 +92,11 @@ class Expelling:
             expels = self._expulsion = None
         return {"expels": expels, "readmits": readmits}
 
-    def _readmission(self) -> Readmission | None:
+    def _readmission(self) -> ShownDecree | None:
         """Of the first whom a decree admits that the owners did not know."""
         standings, run = self._chain.ledger.standings, self._node.run
         for sealed in self._node.decrees.log:
-            shown = Readmission(decree=sealed.document, signature=sealed.signature)
+            shown = ShownDecree(decree=sealed.document, signature=sealed.signature)
             peer = sealed.document.peer
             if sealed.document.act == ADMIT and peer is not None and standings.expelled(peer) is not None:
                 try:

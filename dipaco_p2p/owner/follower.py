@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,7 @@ from ..errors import IntegrityError, Refused, SwarmError
 from ..node.calls import WAIT_MAX_S, GetChain, GetVersions
 from ..node.items import Page, read_items
 from ..node.ledger import RemoteLedger
-from ..node.node import CONTROL_TIMEOUT_S, Member, fetch
+from ..node.node import CONTROL_TIMEOUT_S, Member, ask, fetch
 from ..protocol.documents import ModuleVersion, Sealed, Share
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
@@ -39,8 +38,6 @@ from ..topology import ModuleId, PathId
 from .chain import ModuleChain
 from .sources import Sources
 from .version import kept, updated
-
-R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +231,7 @@ class Follower:
         request = GetChain(module=self.module, after=self.version.version - 1)
         for seed in self._node.watch.seeds():
             try:
-                kept = read_items(ModuleVersion, await self._ask(seed, request))
+                kept = read_items(ModuleVersion, await ask(self._node, seed, request, timeout_s=CONTROL_TIMEOUT_S))
                 return bool(kept) and kept[0].document == self.version
             except (SwarmError, Refused, IntegrityError) as error:
                 log.info("the archive said nothing of version %d of %s: %s", self.version.version, self.module, error)
@@ -273,7 +270,8 @@ class Follower:
     async def _call(
         self, peer: PeerId, request: Request[Page[ModuleVersion]], *, wait_s: float = 0.0
     ) -> list[Sealed[ModuleVersion]]:
-        versions = read_items(ModuleVersion, await self._ask(peer, request, wait_s=wait_s))
+        page = await ask(self._node, peer, request, timeout_s=wait_s + CONTROL_TIMEOUT_S)
+        versions = read_items(ModuleVersion, page)
         parent = self.version
         is_next = bool(versions) and versions[0].document.version == parent.version + 1
         if is_next and parent.version and not _is_after(versions[0].document, parent):
@@ -282,10 +280,6 @@ class Follower:
             check_successor(parent, sealed.document, self._node.run.manifest)
             parent = sealed.document
         return versions
-
-    async def _ask(self, peer: PeerId, request: Request[R], *, wait_s: float = 0.0) -> R:
-        timeout_s, addresses = wait_s + CONTROL_TIMEOUT_S, self._node.watch.addresses(peer)
-        return await request.call(self._node.swarm, peer, timeout_s=timeout_s, addresses=addresses)
 
     async def _try_advance(self, versions: list[Sealed[ModuleVersion]]) -> bool:
         try:

@@ -35,6 +35,7 @@ from .version import Admitted, read_payload, stored
 NOTHING = Decreed()
 
 Key = tuple[PeerId, PathId, int]
+"""Author, path and base version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Intake:
         self._ledger = ledger
         self._originals = originals
         self._contributed: dict[Key, str] = {}
-        """Contribution id by author, path and base, for the bases that may still be used."""
+        """Contribution ids, for the bases that may still be used."""
         self.admitted: dict[str, Admitted] = {}
         self.receipts: dict[str, Sealed[Receipt]] = {}
 
@@ -87,6 +88,9 @@ class Intake:
     def measure(self, sealed: Sealed[Contribution]) -> Measured:
         """Read the payload. Raises PayloadLost, and Refused for what is malformed."""
         payload = read_payload(self._store, sealed)
+        if len(payload) != sealed.document.payload.size:  # no mirror would take it
+            stated = f"a payload of {sealed.document.payload.size} bytes"
+            raise Refused(f"{stated} that has {len(payload)}", reason=Reason.MALFORMED)
         try:
             gradient = self._run.read_contribution(payload, self._ledger.module)
         except IntegrityError as error:
@@ -96,7 +100,7 @@ class Intake:
     @contextlib.contextmanager
     def arriving(self, sealed: Sealed[Contribution]) -> Iterator[None]:
         """Hold the place of a contribution that was judged, until it is admitted or found to be bad."""
-        key = _key(sealed)
+        key = key_of(sealed.document)
         self._contributed.setdefault(key, sealed.id)
         try:
             yield
@@ -121,7 +125,7 @@ class Intake:
 
     def admit(self, sealed: Sealed[Contribution], norm: float) -> None:
         """It will be in the next version; `norm` is that of its outer gradient."""
-        self._contributed[_key(sealed)] = sealed.id
+        self._contributed[key_of(sealed.document)] = sealed.id
         self.admitted[sealed.id] = stored(self._run, self._store, self._ledger.module, sealed, norm=norm)
 
     def expel(self, sealed: Sealed[Contribution]) -> None:
@@ -129,7 +133,7 @@ class Intake:
         self.admitted.pop(sealed.id, None)
         self.receipts.pop(sealed.id, None)
         self._originals.drop(sealed.id)
-        self._contributed.pop(_key(sealed), None)
+        self._contributed.pop(key_of(sealed.document), None)
 
     def undo(self) -> None:
         """What is admitted began from what is rolled back: it will be in no version."""
@@ -243,6 +247,6 @@ def receipt_for(
     return seal(signer, receipt)
 
 
-def _key(sealed: Sealed[Contribution]) -> Key:
-    document = sealed.document
+def key_of(document: Contribution) -> Key:
+    """Of contributions that share it one counts."""
     return document.author, document.path, document.base_version

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +28,13 @@ from ..core.model.transformer import PathModel, load_modules
 from ..core.outer.codec import Compressed
 from ..core.outer.outer_step import apply_update
 from ..core.routing.evaluate import Doubles, counted_tokens, losses
-from ..errors import EnvironmentUnfit, IntegrityError, Refused, SwarmError
+from ..errors import BlobMissing, EnvironmentUnfit, IntegrityError, Refused, SwarmError
 from ..node.calls import Appraise, Appraised
-from ..node.node import Member, fetch
+from ..node.node import Member, fetch_in_time
 from ..node.run import Run
 from ..node.shardings import learn_attached
 from ..program.tasks import SingleFlight, done_or_later
-from ..protocol.documents import BlobRef, Contribution, Part, Sealed, seal
+from ..protocol.documents import BlobRef, Contribution, Sealed, seal
 from ..protocol.gate import DRAW, GAIN_MAX, Appraisal, Repetition
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
@@ -47,6 +48,8 @@ REMEMBERED = 256
 """Appraisals that are given again to whoever asks again; leaders of all modules of a path do."""
 SHARDS_KEPT = 2
 """In memory, decoded: a judge mostly sees the same few paths."""
+FETCHED_AT_ONCE = 4
+"""Works, each of another author: what they name is in memory until they are measured."""
 
 AUDIT_WAIT_S = 5.0
 """An auditor that needs longer says so; else its caller could not tell it from one whose line is cut."""
@@ -87,6 +90,9 @@ class Judge:
         self._audits: dict[str, asyncio.Task[Sealed[Appraisal]]] = {}
         self._measure = partial(measured_gains, device=device) if measure is None else measure
         self._lock = asyncio.Lock()
+        self._fetching = asyncio.Semaphore(FETCHED_AT_ONCE)
+        self._fetching_of: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()
+        """By author."""
         self._waiting = 0
         self._found: dict[str, Sealed[Appraisal]] = {}
         self._judging: SingleFlight[Sealed[Appraisal]] = SingleFlight()
@@ -137,7 +143,7 @@ class Judge:
         """Beside what is measured: it takes as long as a round's steps."""
         appraised = (await self.appraise(contribution)).document
         try:
-            before, gradients = await self._read(contribution)
+            before, gradients = await self._read(contribution, await self._fetch(contribution))
             repetition = await repeat(contribution, before, gradients, await self._shard(contribution))
         except (SwarmError, IntegrityError, EnvironmentUnfit) as error:
             raise Refused(f"it cannot be repeated here: {error}", reason=Reason.OTHER) from None
@@ -158,19 +164,23 @@ class Judge:
         return Appraised(appraisal=await self.appraise(document, is_audit=request.is_audit))
 
     async def _appraise_next(self, contribution: Contribution) -> Sealed[Appraisal]:
-        """One at a time: what it takes in memory does not grow with how many are asked for."""
+        """One at a time: what it takes in memory does not grow with how many are asked for. A few are fetched
+        meanwhile, one of each author: it may be slow on purpose, and nobody else's work waits for it."""
         self._waiting += 1
+        of_author = self._fetching_of.setdefault(contribution.author, asyncio.Lock())
         try:
-            async with self._lock:
-                return await self._appraise(contribution)
+            async with of_author, self._fetching:
+                fetched = await self._fetch(contribution)
+                async with self._lock:
+                    return await self._appraise(contribution, fetched)
         except (SwarmError, IntegrityError) as error:
             raise Refused(f"it cannot be measured here: {error}", reason=Reason.PAYLOAD_MISSING) from None
         finally:
             self._waiting -= 1
 
-    async def _appraise(self, contribution: Contribution) -> Sealed[Appraisal]:
+    async def _appraise(self, contribution: Contribution, fetched: Mapping[str, bytes]) -> Sealed[Appraisal]:
         node, signer = self._node, self._node.swarm.signer
-        before, gradients = await self._read(contribution)
+        before, gradients = await self._read(contribution, fetched)
         after = [await asyncio.to_thread(apply_update, *pair) for pair in zip(before, gradients, strict=True)]
         draw = signer.sign(DRAW, contribution.work.encode())
         sequences = drawn((await self._shard(contribution)).tokens, draw, node.run.config.judging.sequences)
@@ -189,43 +199,65 @@ class Judge:
         )
         return seal(signer, appraisal)
 
-    async def _read(self, contribution: Contribution) -> tuple[list[Floats], list[Compressed]]:
+    async def _fetch(self, contribution: Contribution) -> dict[str, bytes]:
+        """What the work names and this disk lacks, by digest; the shard of its path is on this disk then."""
+        node, fetched = self._node, dict[str, bytes]()
+        for module, base, payload in self._parts(contribution):
+            holders = self._holders(module)
+            for ref, peers in ((base, holders), (payload, [*holders, contribution.author])):
+                if node.store.size(ref.digest) is None:
+                    fetched[ref.digest] = await fetch_in_time(node, ref, holders=peers)
+        shard = self._shard_ref(contribution)
+        if shard.digest not in self._shards and node.store.size(shard.digest) is None:
+            training = sorted(node.watch.claims[contribution.path])
+            await fetch_in_time(node, shard, holders=[*node.watch.seeds(), *training], keep=True)
+        return fetched
+
+    async def _read(
+        self, contribution: Contribution, fetched: Mapping[str, bytes]
+    ) -> tuple[list[Floats], list[Compressed]]:
         """Where its steps began, and the outer gradients that they came to, of all modules of its path."""
-        modules, parts = contribution.path.modules(), contribution.parts
-        if len(parts) != len(modules):
-            raise IntegrityError(f"{len(parts)} parts for the {len(modules)} modules of {contribution.path}")
-        before, gradients = [], []
-        for module, part in zip(modules, parts, strict=True):
-            before.append(decode_module(await self._base(module, part), self._node.run.layout(module)))
-            payload = await self._payload(module, part, contribution.author)
-            gradients.append(self._node.run.read_contribution(payload, module))
+        run, before, gradients = self._node.run, list[Floats](), list[Compressed]()
+        for module, base, payload in self._parts(contribution):
+            before.append(decode_module(await self._blob(base, fetched), run.layout(module)))
+            gradients.append(run.read_contribution(await self._blob(payload, fetched), module))
         return before, gradients
 
-    async def _base(self, module: ModuleId, part: Part) -> bytes:
-        size = genesis_version(self._node.run.manifest, module).snapshot.size
-        return await self._blob(BlobRef(digest=part.base_digest, size=size), module)
+    def _parts(self, contribution: Contribution) -> Iterator[tuple[ModuleId, BlobRef, BlobRef]]:
+        """The modules of its path, each with the parameters that its steps began with, and its payload. Raises
+        IntegrityError."""
+        run, modules, parts = self._node.run, contribution.path.modules(), contribution.parts
+        if len(parts) != len(modules):
+            raise IntegrityError(f"{len(parts)} parts for the {len(modules)} modules of {contribution.path}")
+        for module, part in zip(modules, parts, strict=True):
+            if part.payload.size > run.payload_bytes_max(module):
+                raise IntegrityError(f"an outer gradient of {part.payload.size} bytes")
+            size = genesis_version(run.manifest, module).snapshot.size
+            yield module, BlobRef(digest=part.base_digest, size=size), part.payload
 
-    async def _payload(self, module: ModuleId, part: Part, author: PeerId) -> bytes:
-        if part.payload.size > self._node.run.payload_bytes_max(module):
-            raise IntegrityError(f"an outer gradient of {part.payload.size} bytes")
-        return await self._blob(part.payload, module, author)
-
-    async def _blob(self, ref: BlobRef, module: ModuleId, *others: PeerId) -> bytes:
+    def _holders(self, module: ModuleId) -> list[PeerId]:
         """Its leader has the module's versions and what is contributed to it, and so have mirrors and archives."""
         watch, grant = self._node.watch, self._node.mandates.grant(module)
-        known = [watch.leader(module), *(grant.group if grant else ()), *watch.seeds(), *others]
-        holders = [peer for peer in dict.fromkeys(known) if peer is not None and peer in watch.heartbeats]
-        return await fetch(self._node, ref, holders=holders)
+        known = [watch.leader(module), *(grant.group if grant else ()), *watch.seeds()]
+        return [peer for peer in dict.fromkeys(known) if peer is not None and peer in watch.heartbeats]
 
-    async def _shard(self, contribution: Contribution) -> Shard:
-        node, model = self._node, self._node.run.config.model
+    async def _blob(self, ref: BlobRef, fetched: Mapping[str, bytes]) -> bytes:
+        """One that was fetched, or is on this disk."""
+        data = fetched.get(ref.digest) or await asyncio.to_thread(self._node.store.get, ref.digest)
+        if data is None:
+            raise BlobMissing(f"blob {ref.digest[:8]} has left this disk")
+        return data
+
+    def _shard_ref(self, contribution: Contribution) -> BlobRef:
         try:
-            ref = node.run.shard(contribution.path, contribution.sharding).blob
+            return self._node.run.shard(contribution.path, contribution.sharding).blob
         except KeyError:
             raise IntegrityError(f"sharding {contribution.sharding} is not known here") from None
+
+    async def _shard(self, contribution: Contribution) -> Shard:
+        ref, model = self._shard_ref(contribution), self._node.run.config.model
         if ref.digest not in self._shards:
-            training = sorted(node.watch.claims[contribution.path])
-            data = await fetch(node, ref, holders=[*node.watch.seeds(), *training], keep=True)
+            data = await self._blob(ref, {})
             shard = await asyncio.to_thread(decode_shard, data, vocab_size=model.vocab_size, context=model.context)
             for old in list(self._shards)[: 1 - SHARDS_KEPT]:
                 del self._shards[old]

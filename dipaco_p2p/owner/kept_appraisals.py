@@ -3,11 +3,10 @@ have to make it again, and cannot judge without them."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
-from ..errors import BlobMissing, DipacoError, Refused
+from ..errors import BlobMissing, DipacoError, Refused, Unreachable
 from ..node.node import Member, fetch_kept
 from ..protocol.documents import Contribution, ModuleVersion, Sealed
 from ..protocol.gate import Appraisal
@@ -30,8 +29,12 @@ async def copy_kept(node: Member, versions: Sequence[Sealed[ModuleVersion]], pee
     """Have those of versions that were taken over ready made, from `peer`; without them whoever has to make the
     versions final asks others."""
     for sealed in versions:
-        with contextlib.suppress(DipacoError):
+        try:
             await read_kept(node, sealed.document, holders=[peer])
+        except Unreachable:  # it would be as slow with the next one
+            return
+        except DipacoError:
+            continue
 
 
 class Appraiser(Protocol):

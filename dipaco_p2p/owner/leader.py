@@ -23,7 +23,7 @@ from ..errors import Refused, Unreachable
 from ..node.ledger import head_record
 from ..node.shardings import learn_shardings
 from ..program.files import reach
-from ..program.tasks import changed_or_later, repeat
+from ..program.tasks import SingleFlight, changed_or_later, repeat
 from ..protocol.documents import Contribution, Custody, Grant, ModuleVersion, Receipt, Sealed, seal
 from ..protocol.grants import Mandate
 from ..protocol.reasons import Reason
@@ -34,8 +34,8 @@ from ..protocol.versions import Branch, Known
 from .chain import ModuleChain
 from .expelling import Expelling
 from .intake import Intake, Measured, receipt_for, require_claim
-from .replication import Replication
-from .rollback import due, undo
+from .replication import Replication, tried
+from .rollback import due, prepare, undo
 from .takeover import Takeover
 from .telling import told_paths, told_round, told_version
 from .trials import Trials
@@ -69,8 +69,8 @@ class Leader:
         self._arrived = asyncio.Event()  # a contribution was admitted, perhaps the last that the round waits for
         self.trials = Trials(chain, limit_s=chain.timing.deadline_s, on_over=self._arrived.set)
         self._expelling = Expelling(chain)
-        self._catch_up_s = 0.0
-        self._seen_s = node.clock.now_s()
+        self._coming = SingleFlight[tuple[Custody, ...]]()
+        self._catch_up_s, self._seen_s = 0.0, node.clock.now_s()
         self._is_leading, self._was_frozen, self._published = False, False, 0
         """What trainers may see: a version is cosigned first, if anybody lives who can."""
 
@@ -175,7 +175,8 @@ class Leader:
         if not self._intake.has(sealed.id):
             self.trials.require(sealed.document)
             with self._intake.arriving(sealed):
-                custody = await self._receive(sender, sealed, is_promised=is_promised)
+                receive = partial(self._receive, sender, sealed, is_promised=is_promised)
+                custody = await self._coming.do(sealed.id, receive)
             if not is_forwarded:
                 self._chain.timing.arrived(sealed.document)
         else:
@@ -204,14 +205,9 @@ class Leader:
     def open_round(self) -> OpenRound:
         """What is in, of the version that trainers may see."""
         self._require_leading()
+        timing, refused = self._chain.timing, self.trials.refused_lately()
         return told_round(
-            self._node,
-            self._round,
-            self._ledger.versions,
-            published=self._published,
-            deadline_s=self._chain.timing.deadline_s(),
-            replicas_s=self._chain.timing.replicas_s(),
-            refused=self.trials.refused_lately(),
+            self._node, self._round, self._ledger.versions, published=self._published, timing=timing, refused=refused
         )
 
     def receipts(self) -> dict[str, Sealed[Receipt]]:
@@ -232,14 +228,15 @@ class Leader:
             raise Refused("upload the payload first", reason=Reason.PAYLOAD_MISSING) from None
         self._intake.judge(sender, sealed, norm=measured.norm)
         if not is_promised:
-            timing, refused = self._chain.timing, self.trials.refused_lately()
-            await require_claim(self._node, self._intake, sealed.document, timing, refused)
+            refused = self.trials.refused_lately()
+            await require_claim(self._node, self._intake, sealed.document, self._chain.timing, refused)
         self._intake.require_original(sealed, measured, has_receipt=is_promised)
-        custody = await self._keep(sealed, measured.payload)
-        async with self._lock:
-            self._require_leading()
-            self._intake.judge(sender, sealed)  # the round may have closed meanwhile
-            self._admit(sealed, measured.norm)
+        with tried(self._chain, sealed, stays=lambda: self._intake.has(sealed.id) or not self.is_leading):
+            custody = await self._keep(sealed, measured.payload)
+            async with self._lock:
+                self._require_leading()
+                self._intake.judge(sender, sealed)  # the round may have closed meanwhile
+                self._admit(sealed, measured.norm)
         return custody
 
     async def _measure(self, sealed: Sealed[Contribution]) -> Measured:
@@ -397,7 +394,7 @@ class Leader:
 
     async def _roll_back(self) -> None:
         """Carry the coordinator's newest decree on this module out, also while the run is frozen."""
-        if due(self._node, self._ledger) is None:
+        if not await prepare(self._node, self._ledger):  # without the lock: it may take long
             return
         async with self._lock:
             if (made := await undo(self._node, self._ledger, self._mandate[-1])) is not None:
@@ -466,10 +463,11 @@ class Leader:
         """Begin the round after the head anew, with all that is open here."""
         await learn_shardings(self._node)  # what is taken over may be of any
         holders = [self.head.author, *self._node.watch.heartbeats]
-        undoes, state = due(self._node, self._ledger), self._chain.state  # the head's own may be lost then
-        base = self._ledger.at(undoes.document.to) if undoes else self.head
-        self._state = None if undoes else await state.read_patiently(base, holders=holders)
-        if (is_fresh := self._state is None) and is_patient and undoes is None:
+        undoes, state = due(self._node, self._ledger), self._chain.state
+        goes_back = undoes is not None and undoes.document.rebuilt is None  # the head's own state may be lost then
+        base = self._ledger.at(undoes.document.to) if undoes is not None and goes_back else self.head
+        self._state = None if goes_back else await state.read_patiently(base, holders=holders)
+        if (is_fresh := self._state is None) and is_patient and not goes_back:
             raise Unreachable(f"the outer state of {self.module} is not to be had")
         self._is_fresh, self._state = is_fresh, self._state or await state.read_params(base, holders=holders)
         self._chain.originals.take_over()

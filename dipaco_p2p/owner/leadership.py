@@ -17,7 +17,7 @@ from typing import Protocol
 from ..errors import DipacoError, IntegrityError, Refused, SwarmError
 from ..node.calls import Adopt, Take
 from ..node.ledger import RemoteLedger
-from ..node.node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member
+from ..node.node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member, ask
 from ..program.files import reach
 from ..protocol import owners
 from ..protocol.documents import Grant
@@ -52,8 +52,8 @@ class Leadership:
         self._is_leaving = False
         self._began_s: dict[ModuleId, float] = {}
         """Since when we try to take a module over, of which a newer version is known than can be had."""
-        self._granted: dict[ModuleId, Grant] = {}
-        """Our last grant of a module in this process's life."""
+        self._asked: dict[ModuleId, int] = {}
+        """The last term that we asked for in this process's life."""
         self._groups: dict[ModuleId, tuple[PeerId, ...]] = {}
         """Who owned it before our grant."""
         self._silent_s: dict[PeerId, float] = {}
@@ -67,7 +67,7 @@ class Leadership:
         for chain in chains.all():
             chain.lost.update(chain.ledger.open)  # from before a restart
         node.watch.concerns.led = self._leaders.keys
-        ModuleCalls(node, self._leader_of, self.take, Rejections(chains)).serve()
+        ModuleCalls(node, self._leader_of, self._take_from, Rejections(chains)).serve()
         MirrorCalls(chains).serve()
 
     @property
@@ -138,9 +138,14 @@ class Leadership:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0):  # as far as it gets without waiting
                     await self.drop(module)
-        for task in tasks:
-            task.cancel()
+        self.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def cancel(self) -> None:
+        """Do nothing more, at once."""
+        self._is_leaving = True
+        for task in [*self._tasks.values(), *self._watches, *self._offers.values()]:
+            task.cancel()
 
     async def take(self, module: ModuleId) -> None:
         """Lead `module` from now on, in a new term; raises DipacoError if nobody who may grants it."""
@@ -154,16 +159,26 @@ class Leadership:
             term, version = leader.grant.term, leader.head.version
             self._node.history.add("leads", module=str(module), term=term, version=version)
 
+    async def _take_from(self, sender: PeerId, module: ModuleId) -> None:
+        """Lead `module`, since `sender` leaves it. Who led the newest term may say so, or may have granted us the next;
+        anybody else could depose whoever leads by its word, and is heard only if it is our turn. Raises DipacoError."""
+        grant = self._node.mandates.grant(module)
+        is_handed_over = grant is not None and grant.leader in (sender, self._node.peer)
+        if not (is_handed_over or self._is_our_turn(module)):
+            raise Refused(f"{module} is not yours to hand over", reason=Reason.NOT_LEADER)
+        await self.take(module)
+
     async def _begin(self, module: ModuleId) -> Leader:
-        """In a new term, unless a try before has got one: what this disk says of earlier terms may be out of date."""
+        """In a new term, unless a try before has got one, perhaps without hearing of it in time: what this disk says of
+        earlier terms may be out of date."""
         mandates = self._node.mandates
         last = mandates.grant(module)
         last_group = last.group if last is not None else ()
         is_over = last is not None and last.term < self.chains[module].ledger.head.term  # by a member banned since
-        if last is None or is_over or self._granted.get(module) != last:
+        if last is None or is_over or (last.leader, last.term) != (self._node.peer, self._asked.get(module)):
+            self._groups[module], self._asked[module] = last_group, mandates.term(module) + 1
             await self._granting.obtain(module, mirrors=self._mirrors(module, last_group))
-            self._groups[module] = last_group
-            self._granted[module] = mandates.newest(module)[-1].document
+            self._asked[module] = mandates.term(module)
         waited_s = self._node.clock.now_s() - self._begins(module)
         leader = Leader(self.chains[module])
         last_group = self._groups.get(module, last_group)
@@ -207,7 +222,7 @@ class Leadership:
                     self._begins(module)
                 if module not in self._offers or self._offers[module].done():
                     self._offers[module] = asyncio.create_task(self._resubmit(module))
-                if not self._is_leaving and self._may_take() and self._falls_to_us(module):
+                if self._is_our_turn(module):
                     await self.take(module)
             elif self._is_over(leading):
                 self._node.history.add("deposed", module=str(module), term=leading.grant.term)
@@ -226,6 +241,9 @@ class Leadership:
         is submitted again, and gets a reason."""
         await self.drop(module)
         self.chains[module].give_up(to=self._node.run.rounds)
+
+    def _is_our_turn(self, module: ModuleId) -> bool:
+        return not self._is_leaving and self._may_take() and self._falls_to_us(module)
 
     def _falls_to_us(self, module: ModuleId) -> bool:
         watch = self._node.watch
@@ -386,11 +404,10 @@ class Leadership:
 
     async def _hand_over(self, module: ModuleId, successor: PeerId, *, timeout_s: float) -> bool:
         """Whether it says that it leads."""
-        node, watch = self._node, self._node.watch
+        node = self._node
         request = Take(module=module, mandate=tuple(node.mandates.newest(module)))
-        addresses = watch.addresses(successor)
         try:
-            await request.call(self._node.swarm, successor, timeout_s=timeout_s, addresses=addresses)
+            await ask(node, successor, request, timeout_s=timeout_s)
         except (SwarmError, Refused, IntegrityError) as error:
             log.info("%s did not take %s over: %s", short(successor), module, error)
             return False
@@ -429,39 +446,41 @@ class Electing(Granting):
         self._node = node
 
     async def obtain(self, module: ModuleId, *, mirrors: tuple[PeerId, ...]) -> None:
-        mandates = self._node.mandates
-        for seed in self._node.watch.coordinators():
+        mandates, watch, me = self._node.mandates, self._node.watch, self._node.peer
+        problem: SwarmError | None = None
+        for seed in watch.coordinators():
             try:
                 await self._ask(seed, module, mirrors)
                 return
             except SwarmError as error:
                 log.info("no seed node grants %s: %s", module, error)
-                await self._node.watch.read_heads(module)  # to ask took a while
-                if self._node.watch.leader(module) not in (None, self._node.peer):
-                    raise  # somebody leads, perhaps that slow seed itself: whoever lives is not deposed
+                problem = error
             except Refused:
                 await self._catch_up(seed, module)
                 raise
-        mandates.grant_next(self._node.swarm.signer, module, leader=self._node.peer, mirrors=mirrors)
+        await watch.read_heads(module)  # to ask took a while, and whoever told us to take it may be wrong
+        leader, newest = watch.leader(module), mandates.grant(module)
+        if leader not in (None, me) and (newest is None or newest.leader != me):
+            # Perhaps that slow seed itself: whoever lives is not deposed. One that granted us the module gave it up.
+            raise problem or Refused(f"{module} is led by ...{short(leader)}, which is alive", reason=Reason.NOT_LEADER)
+        mandates.grant_next(self._node.swarm.signer, module, leader=me, mirrors=mirrors)
         reach("mandate: granted by a member")
 
     async def _ask(self, seed: PeerId, module: ModuleId, mirrors: tuple[PeerId, ...]) -> None:
-        node, watch = self._node, self._node.watch
+        node = self._node
         request = Adopt(
             module=module,
             term=node.mandates.term(module) + 1,
             mirrors=mirrors,
             mandate=tuple(node.mandates.newest(module)[-1:]),
         )
-        addresses = watch.addresses(seed)
-        reply = await request.call(self._node.swarm, seed, timeout_s=CONTROL_TIMEOUT_S, addresses=addresses)
-        sealed = reply.grant
+        sealed = (await ask(node, seed, request, timeout_s=CONTROL_TIMEOUT_S)).grant
         if sealed.document.leader != self._node.peer or not node.mandates.believes(module, sealed):
             raise IntegrityError("an archive that grants to another, or without the coordinator's signature")
 
     async def _catch_up(self, seed: PeerId, module: ModuleId) -> None:
         """It refused: perhaps it knows of a newer term."""
         try:
-            await self._node.watch.learn_mandate(module, seed)
+            await self._node.watch.mandate_news.learn(module, seed)
         except (SwarmError, Refused, IntegrityError) as error:
             log.info("the seed node does not say who leads %s: %s", module, error)

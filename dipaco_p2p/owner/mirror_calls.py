@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Any
 
-from ..errors import IntegrityError, Refused, SwarmError
+from ..errors import DipacoError, IntegrityError, Refused, SwarmError
 from ..node.calls import (
     ChainRequest,
     Commit,
@@ -25,18 +27,28 @@ from ..node.calls import (
     Voted,
 )
 from ..node.items import Page, items_reply
+from ..node.node import fetch_in_time
 from ..node.shardings import learn_attached
-from ..protocol.documents import Contribution, Custody, Grant, ModuleVersion
+from ..program.tasks import done_or_later
+from ..protocol.documents import BlobRef, Contribution, Custody, Grant, ModuleVersion
 from ..protocol.expulsion import Charge
 from ..protocol.gate import Appraisal
 from ..protocol.reasons import Reason
-from ..protocol.signing import PeerId
+from ..protocol.signing import PeerId, short
 from ..protocol.versions import Branch
 from ..swarm.calls import Done
 from ..topology import ModuleId
 from .chain import Chains, ModuleChain
 from .expelling import vote_on
 from .module_calls import learn_mandate, module_of_run
+from .sources import is_relayed
+
+log = logging.getLogger(__name__)
+
+COMING_S = 3.0
+"""How long a leader's call waits for a payload; it asks again."""
+COMING_BYTES_MAX = 256_000_000
+"""Of payloads that are fetched at the same time: they are in memory until they are whole."""
 
 
 class MirrorCalls:
@@ -45,6 +57,10 @@ class MirrorCalls:
     def __init__(self, chains: Chains) -> None:
         self._node = chains.node
         self._chains = chains
+        self._coming: dict[str, asyncio.Task[bool]] = {}
+        """Payloads on their way from their authors, by digest,"""
+        self._coming_bytes = 0
+        """and their sizes in all."""
 
     def serve(self) -> None:
         """Answer from now on."""
@@ -95,18 +111,57 @@ class MirrorCalls:
         chain = self._chains[module_of_run(self._node, document.module)]
         if not (chain.is_owner or chain.keeps_everything):
             raise Refused(f"{chain.module} is not kept here", reason=Reason.NOT_LEADER)
+        if document.path not in self._node.run.topology.paths_through(chain.module):
+            raise Refused(f"{document.path} does not go through {chain.module}", reason=Reason.WRONG_PATH)
         base, head, staleness = document.base_version, chain.ledger.head.version, self._node.run.config.rounds.staleness
         if not -staleness <= base - head <= 1:  # we may be a version behind
             raise Refused(f"based on version {base}, while the head is {head}", reason=Reason.STALE_BASE)
-        chain.originals.commit(request.contribution, is_known=document.author in chain.ledger.workers)
+        chain.originals.commit(request.contribution, is_known=self._chains.is_proven(document.author))
         return Done()
 
     async def _on_contribution(self, sender: PeerId, request: KeepContribution) -> Kept:
         chain = await self._seen(sender, request)
         learn_attached(self._node, request.sharding)
         require_same(request.contribution.document.module, request.module)
-        chain.keep_contribution(sender, request.contribution)
+        try:
+            chain.keep_contribution(sender, request.contribution)
+        except Refused as refused:
+            if refused.reason != Reason.PAYLOAD_MISSING:
+                raise
+            await self._fetch_payload(sender, request.contribution.document)
+            chain.keep_contribution(sender, request.contribution)
         return Kept(custody=Custody.sign(self._node.swarm.signer, request.contribution.id))
+
+    async def _fetch_payload(self, leader: PeerId, document: Contribution) -> None:
+        """From its author, or every contribution would go over the leader's line once for each mirror. Raises Refused:
+        it is not to be had there, or it is still on its way (busy). An author behind a relay gives it only to spare a
+        leader that is behind one too."""
+        node, payload, author = self._node, document.payload, document.author
+        coming = self._coming.get(payload.digest)
+        if coming is None:
+            is_there = bool(node.watch.addresses(author)) and is_relayed(node, author) <= is_relayed(node, leader)
+            is_fit = payload.size <= node.run.payload_bytes_max(document.module)
+            if not (is_there and is_fit and self._coming_bytes + payload.size <= COMING_BYTES_MAX):
+                raise Refused(f"upload blob {payload.digest[:8]} first", reason=Reason.PAYLOAD_MISSING)
+            coming = self._coming[payload.digest] = asyncio.create_task(self._come(author, payload))
+            self._coming_bytes += payload.size
+        await done_or_later(coming, node.clock, COMING_S)
+        if not coming.done():
+            raise Refused(f"blob {payload.digest[:8]} is on its way from its author", reason=Reason.BUSY)
+        if not coming.result():
+            raise Refused(f"the author did not give blob {payload.digest[:8]}", reason=Reason.PAYLOAD_MISSING)
+
+    async def _come(self, author: PeerId, payload: BlobRef) -> bool:
+        """Whether the payload is here now."""
+        try:
+            await fetch_in_time(self._node, payload, holders=[author], keep=True)
+        except DipacoError as error:
+            log.info("%s did not give a payload: %s", short(author), error)
+            return False
+        finally:
+            del self._coming[payload.digest]
+            self._coming_bytes -= payload.size
+        return True
 
     async def _on_version(self, sender: PeerId, request: KeepVersion) -> Cosigned:
         chain = await self._seen(sender, request)
@@ -144,9 +199,8 @@ class MirrorCalls:
     async def _seen(self, sender: PeerId, request: ChainRequest[Any]) -> ModuleChain:
         """The same, after a look at the grant that a leader shows: from then on we answer it, and no earlier one."""
         chain, grant = self._chain(request), request.grant
-        if grant is not None:
-            is_known = grant.document.module == chain.module and self._node.mandates.believes(chain.module, grant)
-            if not is_known and grant.document.leader == sender:
+        if grant is not None and not self._node.mandates.believes(chain.module, grant):
+            if grant.document.leader == sender:
                 await learn_mandate(self._node, chain.module, sender)
         return chain
 

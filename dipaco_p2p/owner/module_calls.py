@@ -33,13 +33,14 @@ from .rejections import Rejections
 
 
 class ModuleCalls:
-    """The calls `module.*`, for the modules of which `owner_of` gives an owner; it raises Refused for others."""
+    """The calls `module.*`, for the modules of which `owner_of` gives an owner; it raises Refused for others. `take` is
+    told who hands a module over to us, and raises Refused if that peer may not."""
 
     def __init__(
         self,
         node: Member,
         owner_of: Callable[[ModuleId], Leader],
-        take: Callable[[ModuleId], Awaitable[None]],
+        take: Callable[[PeerId, ModuleId], Awaitable[None]],
         rejections: Rejections,
     ) -> None:
         self._node = node
@@ -113,14 +114,14 @@ class ModuleCalls:
         if request.module in self._node.run.topology and self._node.presence.heartbeat.owns:
             if request.mandate:
                 self._node.mandates.learn(request.module, request.mandate)
-            await self._take(request.module)
+            await self._take(sender, request.module)
         return Done()
 
 
 async def learn_mandate(node: Member, module: ModuleId, sender: PeerId) -> None:
     """Let a caller that leads, or knows who does, show how; raises Refused if it does not."""
     try:
-        await node.watch.learn_mandate(module, sender)
+        await node.watch.mandate_news.learn(module, sender)
     except Refused as refused:  # its word, not ours
         raise Refused(f"no mandate for {module} was shown: {refused}", reason=Reason.NOT_LEADER) from None
 

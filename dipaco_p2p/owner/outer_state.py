@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ..core.arrays import Floats
 from ..core.model.layout import decode_module
 from ..core.outer.outer_step import OuterState
-from ..errors import BlobMissing, IntegrityError
+from ..errors import BlobMissing, IntegrityError, SwarmError, Unreachable
 from ..node.node import Reader, fetch_kept
 from ..node.reading import holders_of
 from ..protocol.documents import ModuleVersion
@@ -38,21 +38,21 @@ class KeptState:
 
     async def fetch(self, version: ModuleVersion, peer: PeerId) -> None:
         """Have on this disk what the next version is made from, of `peer` if it has that: an archive may have no
-        parameters, and a trainer has no outer state. Raises BlobMissing without parameters."""
+        parameters, and a trainer has no outer state. Raises SwarmError without parameters."""
         try:
             await fetch_kept(self._node, version.snapshot, holders=[peer])
-        except BlobMissing:
+        except SwarmError:
             await fetch_kept(
                 self._node, version.snapshot, holders=holders_of(self._node, version.module, version.version)
             )
         if version.state is not None:
-            with contextlib.suppress(BlobMissing):
+            with contextlib.suppress(SwarmError):
                 await fetch_kept(self._node, version.state, holders=[peer])
 
     async def read(self, version: ModuleVersion, *, holders: Sequence[PeerId] = ()) -> OuterState | None:
         """Parameters, momentum and residual after `version`; None if the last two are nowhere to be had.
 
-        Raises BlobMissing if even the parameters are not.
+        Raises BlobMissing if even the parameters are not, and Unreachable if a holder does not give them in time.
         """
         if self._newest is not None:
             made, known = self._newest
@@ -68,13 +68,16 @@ class KeptState:
             return None
 
     async def read_patiently(self, version: ModuleVersion, *, holders: Sequence[PeerId]) -> OuterState | None:
-        """As `read`, after some tries: momentum must not be lost with a message."""
-        for _ in range(TRIES - 1):
-            state = await self.read(version, holders=holders)
-            if state is not None:
-                return state
-            await self._node.clock.sleep(RETRY_S)
-        return await self.read(version, holders=holders)
+        """As `read`, after some tries: momentum must not be lost with a message. What nobody gives in time is lost."""
+        for number in range(TRIES):
+            if number:
+                await self._node.clock.sleep(RETRY_S)
+            try:
+                if (state := await self.read(version, holders=holders)) is not None:
+                    return state
+            except Unreachable as error:  # what came is kept for the next try
+                log.warning("%s: the outer state of version %d: %s", version.module, version.version, error)
+        return None
 
     async def read_params(self, version: ModuleVersion, *, holders: Sequence[PeerId] = ()) -> OuterState:
         """A fresh outer state at `version`, for when its own is lost."""

@@ -21,6 +21,7 @@ from ..protocol.signing import PeerId, short
 from ..protocol.versions import is_final
 from ..topology import ModuleId
 from .archive import SeedArchive
+from .rollback import brought
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +109,7 @@ def refs_of_version(archive: SeedArchive, module: ModuleId, version: int) -> tup
     payloads = [sealed.document.payload for sealed in contributions if sealed is not None]
     if len(payloads) < len(contributions):
         return None
-    restored = made.snapshot if made.rollback is not None else None
-    found = filter(None, (*begin, restored, made.appraisals, *payloads))
+    found = filter(None, (*begin, *brought(made), made.appraisals, *payloads))
     return tuple({ref.digest: ref for ref in found}.values())
 
 

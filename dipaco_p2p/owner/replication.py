@@ -13,8 +13,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,10 +37,12 @@ T = TypeVar("T")
 
 LOST_TTLS = 3.0
 """Lives of a heartbeat after which contributions that nobody has count as lost, and a mirror as deaf."""
-
-
 HANG_TTLS = 2.0
 """Lives of a heartbeat after which a mirror that has not answered is thought to hang, if it may be."""
+
+
+class _Unfit(Refused):
+    """A holder refuses one contribution for a reason in it. Anybody can write such a one, so the holder is not deaf."""
 
 
 class Replication:
@@ -309,15 +312,31 @@ class Replication:
             return False
         error = task.exception()
         if isinstance(error, Refused) and error.reason == Reason.NOT_LEADER:
-            self._begin(self._node.watch.learn_mandate(self._chain.module, peer))
+            self._begin(self._node.watch.mandate_news.learn(self._chain.module, peer))
             raise error
         if error is None:
             self._deaf_s.pop(peer, None)
-        else:
+        elif not isinstance(error, _Unfit):
             self._deaf_s.setdefault(peer, self._node.clock.now_s())
         if isinstance(error, DipacoError):
             log.info("%s: ...%s did not take it: %s", self._chain.module, short(peer), error)
         return error is None
+
+
+@contextlib.contextmanager
+def tried(chain: ModuleChain, sealed: Sealed[Contribution], *, stays: Callable[[], bool]) -> Iterator[None]:
+    """Keep a contribution in this block, and admit it: if that fails, nothing of it stays here but its author's
+    commitment, or each try would fill the disk a little more. What was here before stays: it may have a receipt. So
+    does what another try admitted, and what is here when somebody else leads: we may have signed that leader's custody
+    meanwhile, as its mirror. `stays` says whether it is one of these two."""
+    is_new = sealed.id not in chain.ledger.kept
+    try:
+        yield
+    except DipacoError:
+        if is_new and not stays():
+            chain.originals.take_back(sealed.id)
+            chain.forget(sealed)
+        raise
 
 
 class Replica:
@@ -355,7 +374,12 @@ class Replica:
         return self.is_archive and beat is not None and beat.light
 
     async def keep(self, sealed: Sealed[Contribution], payload: bytes) -> Custody:
-        return await self._remote.keep(sealed, payload)
+        try:
+            return await self._remote.keep(sealed, payload, is_new=True)
+        except Refused as refused:
+            if refused.reason in (Reason.BUSY, Reason.INTERNAL, Reason.UNKNOWN_METHOD, Reason.NOT_LEADER):
+                raise
+            raise _Unfit(str(refused), reason=refused.reason) from None
 
     async def welcome(self) -> None:
         """Have it take over our chain."""
@@ -457,7 +481,7 @@ class Replica:
             self.is_unprovable = self._is_last_word and (contribution is None or payload is None)
             if contribution is None or payload is None:
                 raise IntegrityError(f"contribution {share.contribution[:8]}, which it lacks, is not here either")
-            await self._remote.keep(contribution, payload)
+            await self._remote.keep(contribution, payload, is_new=False)
         return await self._ask_cosign(sealed)
 
     async def _ask_cosign(self, sealed: Sealed[ModuleVersion]) -> str:

@@ -21,11 +21,12 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..errors import DipacoError, IntegrityError, Refused, SwarmError
 from ..node.node import CONTROL_TIMEOUT_S, Member, ask, fetch
 from ..node.reading import trainers_of
-from ..program.tasks import done_or_later
+from ..program.tasks import done_or_later, in_time
 from ..protocol import fan_out
 from ..protocol.documents import BlobRef, ModuleVersion
 from ..protocol.fan_out import Place
@@ -56,6 +57,12 @@ ASKED_OF_A_TIER = 2
 """So that one that is slow or silent does not hold up those behind it."""
 LOOKED_FOR = 2 * ASKED_OF_A_TIER
 """Of each tier so many are looked up in a large swarm, of which some are gone."""
+
+
+def is_relayed(node: Member, peer: PeerId) -> bool:
+    """Whether `peer`, by its heartbeat, can be dialled through a relay only: its bytes take the relay's line."""
+    beat = node.watch.heartbeats.get(peer)
+    return beat is not None and beat.is_relayed
 
 
 class Sources:
@@ -125,9 +132,9 @@ class Sources:
 
     async def _turn(self, version: ModuleVersion) -> Turn:
         """Where we stand; in a large swarm those are looked up whom we may ask."""
-        node, beats, owners = self._node, self._node.watch.heartbeats, self._owners(version)
+        node, owners = self._node, self._owners(version)
         authors = {share.peer for share in version.shares} - set(owners) - {node.run.manifest.author}
-        relayed = {peer for peer in authors if peer in beats and beats[peer].is_relayed}
+        relayed = {peer for peer in authors if is_relayed(node, peer)}
         members = fan_out.order(version.digest, authors, relayed=relayed)
         found = fan_out.place(node.peer, members, owners=owners, version=version.digest)
         if not node.watch.neighbourhood.is_all:
@@ -142,11 +149,7 @@ class Sources:
         alive = [peer for peer in dict.fromkeys(known) if peer in watch.heartbeats or peer == self._node.peer]
         seeds = watch.seeds()
         found = [peer for peer in alive if peer not in seeds] or alive or [version.author]
-        return sorted(found, key=self._is_relayed)
-
-    def _is_relayed(self, peer: PeerId) -> bool:
-        beat = self._node.watch.heartbeats.get(peer)
-        return beat is not None and beat.is_relayed
+        return sorted(found, key=partial(is_relayed, self._node))
 
     def _askable(self, version: ModuleVersion, peers: Iterable[PeerId], owners: Sequence[PeerId]) -> list[PeerId]:
         """The owners among them as they are; of the others the first few that live, can be dialled directly, train the
@@ -246,15 +249,12 @@ class Tries:
 
     async def once(self, peers: Sequence[PeerId], limit_s: float) -> bytes | None:
         """The blob from `peers` within `limit_s`; None without it, and what came is kept for the next try."""
-        trying = asyncio.ensure_future(self.fetch(peers, wrong=self.wrong))
+        fetching = self.fetch(peers, wrong=self.wrong)
         try:
-            await done_or_later(trying, self._node.clock, limit_s)
-            return trying.result() if trying.done() else None
+            return await in_time(fetching, self._node.clock, limit_s, what=f"the blob {self._ref.digest[:8]}")
         except (SwarmError, IntegrityError) as error:
             log.info("%s", error)
             return None
-        finally:
-            trying.cancel()
 
     async def fetch(self, peers: Sequence[PeerId], *, wrong: list[Ranges] | None = None) -> bytes:
         """The blob from `peers`, as long as it takes. Raises as `fetch` of a node."""

@@ -2,27 +2,38 @@
 
 Order that safety needs: it asks after its grant, which everybody who is asked sees. From then on they confirm nothing
 to the last leader, so what has a receipt is among what they tell.
+
+Whoever is asked may be hostile: any stranger may have been a mirror. While it makes us wait nobody leads, so everything
+that one peer is asked for has a time limit. What is not had in time is not lost: its holders offer it to us once we
+lead (leadership.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 
-from ..errors import DipacoError, SwarmError
-from ..node.ledger import RemoteLedger
+from ..errors import BlobMissing, DipacoError, SwarmError, Unreachable
+from ..node.ledger import KEPT_MAX, RemoteLedger
 from ..node.node import fetch
-from ..protocol.documents import BlobRef
+from ..program.tasks import in_time
+from ..protocol.documents import BlobRef, Contribution, Sealed
 from ..protocol.signing import PeerId, short
 from ..protocol.versions import Branch
 from .chain import ModuleChain
+from .replication import LOST_TTLS
+from .sources import PATIENCE_S, THIN_BYTES_S
 
 log = logging.getLogger(__name__)
 
 TRIES = 5
 RETRY_S = 0.5
+ASKED_AT_ONCE = 4
+"""Holders that say what they keep: a list may be long."""
 TRAINERS_ASKED_MAX = 32
 """Who train a module and are no neighbours, asked what they have of it."""
 
@@ -48,8 +59,7 @@ class Takeover:
             await self._meet_trainers()
             found |= await self._branches(watch.heartbeats.keys() - found.keys())
         await self._take_best(found)
-        for peer in sorted(found):
-            await self._take_open(peer)
+        await self._take_open(await self._listed(found))
         await self._take_evidence()
         return max([watch.seen[self._chain.module], *self._bases()])
 
@@ -78,24 +88,58 @@ class Takeover:
             return None
 
     async def _take_best(self, found: dict[PeerId, Branch]) -> None:
-        """Follow the best branch; who lied about it, or went away, leaves us with the next one."""
+        """Follow the best branch; who lied about it, went away or trickles leaves us with the next one. Parameters and
+        outer state have the time that a thin line takes for them, and what came is kept for the next try."""
+        limit_s = LOST_TTLS * self._ttl_s + 3 * self._node.run.snapshot_bytes_max(self._chain.module) / THIN_BYTES_S
         for peer in sorted(found, key=lambda peer: (found[peer].rank, peer)):
             if not found[peer].is_better(self._ledger.branch):
                 continue
             try:
-                await self._chain.follow(peer)
+                await in_time(self._chain.follow(peer), self._node.clock, limit_s, what="its branch")
             except DipacoError as error:
                 log.warning("%s: the branch of ...%s cannot be had: %s", self._chain.module, short(peer), error)
 
-    async def _take_open(self, peer: PeerId) -> None:
-        try:
-            for sealed in await RemoteLedger(self._node, peer, self._chain.module).kept():
-                is_here = sealed.id in self._ledger.kept or self._ledger.counted.get(sealed.id, 0)
-                if sealed.document.module == self._chain.module and not is_here:
-                    self._node.store.put(await self._fetch_patiently(sealed.document.payload, peer))
-                    self._chain.add(sealed)
-        except DipacoError as error:
-            log.warning("%s: not all that ...%s keeps could be taken over: %s", self._chain.module, short(peer), error)
+    async def _listed(self, peers: Collection[PeerId]) -> dict[PeerId, list[Sealed[Contribution]]]:
+        """What these keep and we lack, as far as they say it in time; who has worked comes first."""
+        workers, gate = self._chain.chains.workers, asyncio.Semaphore(ASKED_AT_ONCE)
+        order = sorted(peers, key=lambda peer: (peer not in workers, peer))
+        listed: dict[PeerId, list[Sealed[Contribution]]] = {peer: [] for peer in order}
+
+        async def ask(peer: PeerId) -> None:
+            try:
+                async with gate:
+                    kept = await RemoteLedger(self._node, peer, self._chain.module).kept()
+            except DipacoError as error:
+                log.warning("%s: ...%s does not say what it keeps: %s", self._chain.module, short(peer), error)
+                return
+            left = max(KEPT_MAX - sum(map(len, listed.values())), 0)
+            listed[peer] = [sealed for sealed in kept if not self._is_here(sealed)][:left]
+
+        with contextlib.suppress(Unreachable):
+            await in_time(asyncio.gather(*map(ask, order)), self._node.clock, LOST_TTLS * self._ttl_s, what="a list")
+        return listed
+
+    def _is_here(self, sealed: Sealed[Contribution]) -> bool:
+        return sealed.id in self._ledger.kept or sealed.id in self._ledger.counted
+
+    async def _take_open(self, listed: dict[PeerId, list[Sealed[Contribution]]]) -> None:
+        """Of one holder after the other, and of all who keep the same at once. Whoever gave nothing in its time is not
+        asked for more."""
+        holders: dict[str, list[PeerId]] = defaultdict(list)
+        for peer, kept in listed.items():
+            for sealed in kept:
+                holders[sealed.id].append(peer)
+        in_vain, end_s = set[PeerId](), self._node.clock.now_s() + LOST_TTLS * self._ttl_s
+        for sealed in itertools.chain(*listed.values()):
+            asked = [peer for peer in holders[sealed.id] if peer not in in_vain]
+            if not asked or self._is_here(sealed) or self._node.clock.now_s() >= end_s:
+                continue
+            try:
+                self._node.store.put(await self._fetch_patiently(sealed.document.payload, asked, end_s))
+                self._chain.add(sealed)
+            except DipacoError as error:
+                log.warning("%s: %s could not be taken over: %s", self._chain.module, sealed.id[:8], error)
+                in_vain.update(asked)
 
     async def _take_evidence(self) -> None:
         """Of the coordinator's archive alone: any other could have friends who say what nobody asked them for. What
@@ -107,10 +151,20 @@ class Takeover:
             except DipacoError as error:
                 log.warning("%s: what was said of refused work is not to be had: %s", self._chain.module, error)
 
-    async def _fetch_patiently(self, ref: BlobRef, peer: PeerId) -> bytes:
-        """What has a receipt must not be lost with a message."""
-        for _ in range(TRIES - 1):
+    async def _fetch_patiently(self, ref: BlobRef, holders: Sequence[PeerId], end_s: float) -> bytes:
+        """What has a receipt must not be lost with a message. Each try begins with another holder, and goes on from
+        what came before."""
+        for number in range(TRIES):
+            first, left_s = number % len(holders), end_s - self._node.clock.now_s()
+            asked = [*holders[first:], *holders[:first]]
+            limit_s = min(PATIENCE_S + ref.size / THIN_BYTES_S, left_s)
             with contextlib.suppress(SwarmError):
-                return await fetch(self._node, ref, holders=[peer])
+                return await in_time(
+                    fetch(self._node, ref, holders=asked), self._node.clock, limit_s, what="its payload"
+                )
             await self._node.clock.sleep(RETRY_S)
-        return await fetch(self._node, ref, holders=[peer])
+        raise BlobMissing("nobody gave its payload in time")
+
+    @property
+    def _ttl_s(self) -> float:
+        return self._node.run.config.liveness.heartbeat_ttl_s

@@ -9,6 +9,7 @@ from ..node.node import Member
 from ..protocol.documents import ModuleVersion, Sealed, Share
 from ..protocol.rounds import UPLOAD_SILENCE_S, VERSIONS_TOLD, Entry, OpenRound, Round
 from ..topology import ModuleId
+from .timing import Timing
 
 
 def told_round(
@@ -17,8 +18,7 @@ def told_round(
     versions: Sequence[Sealed[ModuleVersion]],
     *,
     published: int,
-    deadline_s: float,
-    replicas_s: float | None,
+    timing: Timing,
     refused: Iterable[Entry] = (),
 ) -> OpenRound:
     """What is in, of the version that trainers may see, and what that one and those before it counted. If it is not
@@ -27,7 +27,7 @@ def told_round(
     entries = tuple(open_.entries)
     if published < len(versions):
         entries = _entries(share for share in versions[-1].document.shares if share.base_version == published)
-    rounds, now_s = node.run.config.rounds, node.clock.now_s()
+    rounds, now_s, deadline_s = node.run.config.rounds, node.clock.now_s(), timing.deadline_s()
     return OpenRound(
         version=published,
         entries=entries,
@@ -39,7 +39,7 @@ def told_round(
             rounds,
             now_s=now_s,
             deadline_s=deadline_s,
-            replicas_s=replicas_s,
+            replicas_s=timing.replicas_s(),
             elsewhere=node.watch.paths.elsewhere(),
         ),
         refused=tuple(refused),
@@ -57,11 +57,15 @@ def _entries(shares: Iterable[Share]) -> tuple[Entry, ...]:
 
 def told_version(version: ModuleVersion) -> dict[str, Any]:
     """What its leader's history says of a version."""
-    return {
+    decree = None if version.rollback is None else version.rollback.decree
+    by_decree: dict[str, Any] = {} if decree is None else {"rollback": decree.to}
+    if decree is not None and decree.rebuilt is not None:
+        by_decree["without"] = list(decree.rebuilt.without)
+    return by_decree | {
         "module": str(version.module),
         "version": version.version,
         "digest": version.digest,
         "contributions": [share.contribution for share in version.shares],
         "weights": [round(share.weight, 4) for share in version.shares],
         "term": version.term,
-    } | ({} if version.rollback is None else {"rollback": version.rollback.decree.to})
+    }

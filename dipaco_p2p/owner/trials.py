@@ -33,9 +33,10 @@ from ..protocol.rounds import VERSIONS_TOLD, Entry
 from ..protocol.signing import PeerId, short, verify
 from ..protocol.standing import Standing
 from ..protocol.verdicts import Verdicts, in_order, require_drawn
-from ..topology import ModuleId, PathId
+from ..topology import ModuleId
 from .chain import ModuleChain
 from .evidence import EVIDENCE_MAX
+from .intake import Key, key_of
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +53,6 @@ AGAIN = 0.1
 """Of the works that an auditor could repeat, the share that another one repeats as well."""
 LATE_VERSIONS = 2
 """An audit goes on for so many versions after the one that counts its work: so long its author has the states."""
-
-Key = tuple[PeerId, PathId, int]
 
 
 @dataclass(slots=True)
@@ -122,7 +121,7 @@ class Trials:
             entry = Entry(path=contribution.path, peer=contribution.author)
             self._refused[entry] = self._chain.ledger.head.version
             raise Refused("auditors could not repeat what you handed in lately", reason=Reason.NOT_REPEATED)
-        until_s, reason = self._barred.get(_key(contribution), (0.0, Reason.HARMFUL))
+        until_s, reason = self._barred.get(key_of(contribution), (0.0, Reason.HARMFUL))
         if self._node.clock.now_s() < until_s:
             raise Refused(f"{contribution.path} was refused: {reason}; try again later", reason=reason)
         topology = self._node.run.topology
@@ -193,7 +192,7 @@ class Trials:
             else:
                 found[sealed.id] = reason
                 self._refused[entry] = version
-                self._barred[_key(document)] = self._node.clock.now_s() + self._limit_s(), reason
+                self._barred[key_of(document)] = self._node.clock.now_s() + self._limit_s(), reason
         return found
 
     def refused_lately(self) -> list[Entry]:
@@ -204,8 +203,7 @@ class Trials:
         self._refused = {entry: version for entry, version in self._refused.items() if version >= oldest}
         found = dict.fromkeys(self._refused)
         for peer in {*ledger.standings.waiting, *self._caught}:
-            path = watch.sightings.claimed(peer)
-            if path is not None and self._chain.module in path.modules():
+            if (path := watch.sightings.claimed(peer)) is not None and self._chain.module in path.modules():
                 found[Entry(path=path, peer=peer)] = None
         return list(found)
 
@@ -233,8 +231,7 @@ class Trials:
         audits, self._audits = self._audits, {}
         for work, audit in audits.items():
             is_in_time = not audit.task.done() and audit.late < LATE_VERSIONS
-            is_over = is_made and audit.is_told
-            if not is_over and (is_in_time or audit.found):
+            if not (is_made and audit.is_told) and (is_in_time or audit.found):
                 self._audits[work] = audit
                 audit.late += is_made
             else:
@@ -290,9 +287,9 @@ class Trials:
         """Until judges have said enough, or nobody is left who lives and has said nothing. Whoever does not answer is
         asked again: the author may still be sending its other parts, and a heartbeat outlives its peer for a while."""
         document, silent = sealed.document, Counter[PeerId]()
-        draw = await asyncio.shield(self._draws[document.work])
         asking: dict[asyncio.Task[Sealed[Appraisal] | None], PeerId] = {}
         try:
+            draw = await asyncio.shield(self._draws[document.work])
             while asked := self._next_judges(document, draw, said, silent):
                 if self._node.clock.now_s() >= until_s:
                     break
@@ -304,6 +301,9 @@ class Trials:
             if (audit := self._audits.get(document.work)) is not None and standing.is_on_probation(audited):
                 while self._node.clock.now_s() < until_s and not audit.task.done() and _is_undecided(said):
                     await done_or_later(audit.task, self._node.clock, RETRY_S)
+        except Exception:  # what others sent may have led to a fault of ours, which must not make it count
+            self._unheard.add(document.work)
+            raise
         finally:
             for task in asking:
                 task.cancel()
@@ -378,8 +378,7 @@ class Trials:
             left = [judge for judge in self._auditors(document, draw) if judge not in asked]
             if not left or now_s >= until_s + self._limit_s():
                 return
-            judge = next((judge for judge in left if judge not in taken), None)
-            if judge is None:
+            if (judge := next((one for one in left if one not in taken), None)) is None:
                 taken.clear()
                 await self._node.clock.sleep(RETRY_S)
                 continue
@@ -480,10 +479,6 @@ class Trials:
         is_asked_for = is_audit or said.repeated is None
         is_meant = (said.run, said.work, said.of, said.tokens, said.author) == meant
         return found if is_meant and is_asked_for else None
-
-
-def _key(document: Contribution) -> Key:
-    return document.author, document.path, document.base_version
 
 
 def _is_undecided(said: Mapping[PeerId, Sealed[Appraisal]]) -> bool:

@@ -23,14 +23,15 @@ from ..core.model.layout import module_parts
 from ..core.outer import copies
 from ..core.outer import outer_step as outer
 from ..core.outer.codec import Compressed
-from ..core.outer.compress import bytes_max, compressed_parts
+from ..core.outer.compress import compressed_parts
 from ..core.outer.outer_step import OuterState, state_parts
 from ..errors import IntegrityError
 from ..node.run import Run
 from ..node.store import Store
 from ..protocol.admission import judge_norm
-from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, Share, is_signed
-from ..protocol.expulsion import Expulsion, Readmission, check_expulsion, check_readmission
+from ..protocol.decrees import ShownDecree
+from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, Share, decreed_by, is_signed
+from ..protocol.expulsion import Expulsion, check_expulsion, check_readmission
 from ..protocol.norms import Norms, first_clip_norm
 from ..protocol.signing import PeerId
 from ..protocol.standing import Standings
@@ -41,10 +42,6 @@ from ..topology import ModuleId, PathId
 LATE_WEIGHT = 0.25
 """What a contribution weighs, over one in time, for each version that its base is behind: its path has trained again
 meanwhile, so that at full weight the same progress would count twice (docs/lost_work.md)."""
-
-
-APPRAISALS_BYTES_MAX = 16 * 2**20
-"""What judges said of one version takes no more."""
 
 
 class StepNotFinite(IntegrityError):
@@ -216,7 +213,7 @@ def make_version(
     is_fresh: bool = False,
     verdicts: Verdicts | None = None,
     expels: Expulsion | None = None,
-    readmits: Readmission | None = None,
+    readmits: ShownDecree | None = None,
 ) -> Made:
     """Average, outer step, quantised update. `state` holds the parent's parameters. Needs one contribution at least.
 
@@ -225,8 +222,7 @@ def make_version(
     `grant` is the id of the grant of `term` to `author`; without `verdicts` all work weighs the same.
     Raises StepNotFinite, and what reading a contribution raises.
     """
-    is_bounded = clip_norm is None and run.config.inner.optimizer == ADAMW  # of Muon's steps that bound is not known
-    gradients = Gradients(admitted, furthest=run.norms(parent.module, ()).furthest if is_bounded else None)
+    gradients = Gradients(admitted, furthest=None if clip_norm is not None else furthest(run, parent.module))
     ordered = gradients.items
     assert ordered, "a module without contributors gets no step"
     near = gradients.alike(size=run.layout(parent.module).size)
@@ -238,15 +234,8 @@ def make_version(
     appraisals = b"" if verdicts is None else verdicts.blob
     settings = run.config.outer
     try:
-        after, update = outer.outer_step(
-            state,
-            averaged(run, gradients, alphas, clip_norm=clip_norm),
-            lr=settings.lr,
-            momentum=settings.momentum,
-            codec=run.config.compression.downlink,
-            is_spent=True,
-        )
-    except ValueError as error:
+        after, update = stepped(run, state, gradients, alphas, clip_norm=clip_norm)
+    except StepNotFinite as error:
         raise StepNotFinite(f"no version {parent.version + 1} of {parent.module}: {error}") from None
     blobs = module_parts(after.params, run.layout(parent.module)), compressed_parts(update), state_parts(after)
     snapshot_ref, update_ref, state_ref = at_once(*(partial(BlobRef.of, *parts) for parts in blobs))
@@ -340,22 +329,6 @@ def updated(run: Run, params: Floats, blob: bytes, version: ModuleVersion) -> tu
     return params, snapshot
 
 
-def check_sizes(run: Run, version: ModuleVersion) -> None:
-    """Raise IntegrityError for a version that names a blob which is larger than any can be, before it is fetched."""
-    most = run.snapshot_bytes_max(version.module)
-    update_most = bytes_max(run.layout(version.module).size, run.config.compression.downlink)
-    limits = (
-        (version.snapshot, most),
-        (version.update, update_most),
-        (version.state, 2 * most),
-        (version.appraisals, APPRAISALS_BYTES_MAX),
-    )
-    for ref, limit in limits:
-        if ref is not None and ref.size > limit:
-            name = f"version {version.version} of {version.module}"
-            raise IntegrityError(f"{name} names a blob of {ref.size} bytes, limit {limit}")
-
-
 def check_told(run: Run, version: ModuleVersion, *, norms: Norms, standings: Standings, verdicts: Verdicts) -> None:
     """Check what a version says of itself, without its contributions: whom it expels or readmits, how many
     contributions it counts of a path, its norms, findings and audits. Raises IntegrityError."""
@@ -395,10 +368,33 @@ def check_expels(run: Run, module: ModuleId, expels: Expulsion, standings: Stand
     check_expulsion(expels, charge, standings, audited=run.config.audited, coordinator=run.manifest.author)
 
 
-def check_readmits(run: Run, readmits: Readmission, standings: Standings) -> None:
+def check_readmits(run: Run, readmits: ShownDecree, standings: Standings) -> None:
     """The same of a readmission."""
-    is_decreed = is_signed(Sealed(readmits.decree, readmits.signature))
+    is_decreed = is_signed(decreed_by(readmits))
     check_readmission(readmits, standings, run=run.origin, coordinator=run.manifest.author, is_signed=is_decreed)
+
+
+def furthest(run: Run, module: ModuleId) -> Callable[[int], float] | None:
+    """How far any parameter may move by steps from a version; of Muon's steps no such bound is known."""
+    return run.norms(module, ()).furthest if run.config.inner.optimizer == ADAMW else None
+
+
+def stepped(
+    run: Run, state: OuterState, gradients: Gradients, alphas: Sequence[float], *, clip_norm: float | None
+) -> tuple[OuterState, Compressed]:
+    """The outer state after a step with these contributions, which weigh `alphas`, and the update that leads there;
+    raises StepNotFinite."""
+    try:
+        return outer.outer_step(
+            state,
+            averaged(run, gradients, alphas, clip_norm=clip_norm),
+            lr=run.config.outer.lr,
+            momentum=run.config.outer.momentum,
+            codec=run.config.compression.downlink,
+            is_spent=True,
+        )
+    except ValueError as error:
+        raise StepNotFinite(str(error)) from None
 
 
 def averaged(run: Run, gradients: Gradients, alphas: Sequence[float], *, clip_norm: float | None) -> Floats:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ..clock import Clock
-from ..errors import DipacoError
+from ..errors import DipacoError, Unreachable
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +18,7 @@ T = TypeVar("T")
 RESTART_S = 1.0
 SOON_S = 0.05
 """What happened is looked at so much later, together with what else happens in the same moment."""
+CHECK_S = 1.0
 
 
 async def keep_going(work: Callable[[], Awaitable[None]], clock: Clock) -> None:
@@ -38,6 +39,37 @@ async def done_or_later(task: asyncio.Future[Any], clock: Clock, duration_s: flo
     finally:
         sleeping.cancel()
         await asyncio.gather(sleeping, return_exceptions=True)
+
+
+async def in_time(work: Awaitable[T], clock: Clock, limit_s: float, *, what: str) -> T:
+    """What `work` gives; raises Unreachable, which names it, if that takes longer than `limit_s`, and stops it."""
+    working = asyncio.ensure_future(work)
+    try:
+        await done_or_later(working, clock, max(limit_s, 0.0))
+        if not working.done():
+            raise Unreachable(f"{what} did not come in {limit_s:.0f} s")
+        return working.result()
+    finally:
+        working.cancel()
+
+
+async def as_long_as(check: Callable[[], None], work: Callable[[], Awaitable[T]], clock: Clock) -> T:
+    """What `work` gives; `check` is called right before it and each second meanwhile: what it raises stops the work."""
+
+    async def checked() -> T:
+        check()
+        return await work()
+
+    working = asyncio.ensure_future(checked())
+    try:
+        while not working.done():
+            await done_or_later(working, clock, CHECK_S)
+            if not working.done():
+                check()
+        return working.result()
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)  # whoever goes on finds it at an end
 
 
 async def changed_or_later(condition: asyncio.Condition, clock: Clock, duration_s: float) -> None:
@@ -92,6 +124,10 @@ class SingleFlight(Generic[T]):
 
     def __init__(self) -> None:
         self._running: dict[str, _Running[T]] = {}
+
+    def is_doing(self, beginning: str) -> bool:
+        """Whether something is being done whose name begins so."""
+        return any(name.startswith(beginning) for name in self._running)
 
     async def do(self, name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of `work`, or of the same work that another caller has begun. Raises only what our own work

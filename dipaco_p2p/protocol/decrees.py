@@ -9,7 +9,7 @@ archives count beside its own, whose names nobody shows, and after which round t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -17,7 +17,8 @@ from ..config import LEVELS_MAX, MODULES_MAX
 from ..errors import ConfigError, IntegrityError
 from ..strict import added, bounded
 from ..topology import ModuleId
-from .signing import VALUES_MAX, PeerId, public_key_of, require_digest
+from .references import BlobRef
+from .signing import VALUES_MAX, PeerId, require_digest, require_peers
 
 DECREES_MAX = 1024
 """Of one run: every peer keeps all of them, at most 1 kB each."""
@@ -41,7 +42,22 @@ comes with a further version of the protocol."""
 GROW_AHEAD = 2
 """Versions between the newest one when a growth is decreed and the last one of its stage: everybody has heard of it by
 then, whatever round is open somewhere."""
+WITHOUT_MAX = 64
+"""Peers that one rollback leaves out: those of several bans, where the chain has not carried out the decree before."""
 OF_PEER = (BAN, ADMIT, APPOINT, DISMISS, HIDE_NAME, SHOW_NAME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """What a rollback brings in place of an earlier version's parameters: those that the versions since would have
+    given without the contributions of some peers. The coordinator has computed it; whoever has the contributions can
+    do so again (owner/rollback.py)."""
+
+    without: tuple[PeerId, ...] = bounded(items=WITHOUT_MAX)
+    snapshot: BlobRef
+    """The parameters."""
+    state: BlobRef
+    """The outer state that goes with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +82,12 @@ class Decree:
     """Of a rollback: the id of the stage that the module is of; of a growth: the stage that ends."""
     module: ModuleId | None = None
     to: int = bounded(0, low=0, high=VALUES_MAX)
-    """Of a rollback: the version whose parameters come back. Of a growth: the stage's last version."""
+    """Of a rollback: the version whose parameters come back, or from which on versions are rebuilt. Of a growth: the
+    stage's last version."""
     after: int = bounded(0, low=0, high=VALUES_MAX)
     """The newest version when it was decreed: of the module, the one that undoes is greater; or of any, of a growth."""
+    rebuilt: Rebuilt | None = added(None)
+    """Of a rollback that keeps the work of others in the versions after `to`, up to `after`."""
     levels: tuple[int, ...] = added((), items=LEVELS_MAX)
     """Of a growth: how many modules each level has afterwards."""
     corpus: str = added("")
@@ -92,10 +111,7 @@ class Decree:
         if (self.peer is not None) != (self.act in OF_PEER):
             raise ConfigError(f"a decree names a peer if it is one of {', '.join(OF_PEER)}, and else none")
         if self.peer is not None:
-            try:
-                public_key_of(self.peer)
-            except IntegrityError as error:
-                raise ConfigError(str(error)) from None
+            require_peers(self.peer)
         if self.peer == self.author:
             raise ConfigError(f"the coordinator cannot {self.act} itself")
 
@@ -104,7 +120,10 @@ class Decree:
             require_digest(self.stage)
             if self.module is None or not self.to < self.after:
                 raise ConfigError("a rollback names a module, and a version before its newest")
-        elif self.act != GROW and (self.stage or self.module is not None or self.to or self.after):
+            return
+        if self.rebuilt is not None:
+            raise ConfigError(f"a {self.act} rebuilds nothing")
+        if self.act != GROW and (self.stage or self.module is not None or self.to or self.after):
             raise ConfigError(f"a {self.act} names no module and no version")
 
     def _check_growth(self) -> None:
@@ -120,8 +139,8 @@ class Decree:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollback:
-    """What a version shows that was made by decree, not of contributions: the decree as the coordinator signed it."""
+class ShownDecree:
+    """What a version shows that carries a decree out: the decree, as the coordinator signed it."""
 
     decree: Decree
     signature: str
@@ -170,14 +189,6 @@ class Decreed:
 
 def _without(reasons: Mapping[PeerId, str], peer: PeerId) -> dict[PeerId, str]:
     return {each: reason for each, reason in reasons.items() if each != peer}
-
-
-def decreed(decrees: Iterable[Decree]) -> Decreed:
-    """What holds by these, the oldest first."""
-    state = Decreed()
-    for decree in decrees:
-        state = state.after(decree)
-    return state
 
 
 def check_next(decree: Decree, *, number: int, previous: str, run: str, coordinator: PeerId) -> None:

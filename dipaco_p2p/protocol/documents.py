@@ -21,8 +21,8 @@ from ..errors import ConfigError, IntegrityError
 from ..strict import bounded
 from ..topology import ModuleId, PathId
 from .audits import AUDITS_MAX, Audit
-from .decrees import Decree, Rollback
-from .expulsion import Expulsion, Readmission
+from .decrees import Decree, ShownDecree
+from .expulsion import Expulsion
 from .gate import Appraisal
 from .invitations import Invitation
 from .judgement import Check, Judgement
@@ -246,7 +246,7 @@ class ModuleVersion:
     """Outer momentum and the residual of the update's quantisation: what the next leader needs."""
     is_fresh: bool = False
     """Made without the parent's outer state, since all who had it were lost: momentum and residual began anew."""
-    rollback: Rollback | None = None
+    rollback: ShownDecree | None = None
     """Made by decree, of an earlier version's parameters: no update, no shares, and momentum begins anew."""
     shares: tuple[Share, ...]
     """In the order of the average: by path, then by contribution id."""
@@ -265,7 +265,7 @@ class ModuleVersion:
     """Who has repeated works, the same as most who did, and is named for it the first time; in order."""
     expels: Expulsion | None = strict.added(None)
     """A forger of whom nothing counts any more, as the module's owners have voted (expulsion.py)."""
-    readmits: Readmission | None = strict.added(None)
+    readmits: ShownDecree | None = strict.added(None)
     """The coordinator's decree that ends an earlier expulsion."""
     term: int = bounded(low=0, high=VALUES_MAX)
     grant: str
@@ -386,9 +386,9 @@ def rejected(rejection: Rejection) -> Sealed[Contribution]:
     return Sealed(rejection.contribution, rejection.signature)
 
 
-def decreed_by(rollback: Rollback) -> Sealed[Decree]:
+def decreed_by(shown: ShownDecree) -> Sealed[Decree]:
     """The decree that a version shows, not checked yet: `is_signed` says whether its author wrote it."""
-    return Sealed(rollback.decree, rollback.signature)
+    return Sealed(shown.decree, shown.signature)
 
 
 def cosign(signer: Signer, sealed: Sealed[ModuleVersion]) -> str:

@@ -17,7 +17,7 @@ from ..canonical import canonical_bytes
 from ..errors import ConfigError, IntegrityError
 from ..strict import bounded
 from ..topology import ModuleId
-from .decrees import ADMIT, DECREES_MAX, Decree
+from .decrees import ADMIT, DECREES_MAX, ShownDecree
 from .signing import VALUES_MAX, PeerId, Signer, public_key_of, verify
 from .standing import Standings
 
@@ -84,14 +84,6 @@ class Expulsion:
         return Charge(run=run, module=module, peer=self.peer, found=self.found, decrees=self.decrees)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Readmission:
-    """What a version shows of a peer whose work counts again: the coordinator's decree, as it signed it."""
-
-    decree: Decree
-    signature: str
-
-
 def check_charge(charge: Charge, standings: Standings) -> None:
     """Raise IntegrityError unless the chain of which these are the standings finds this peer a forger, which waits."""
     standing = standings.of(charge.peer)
@@ -123,7 +115,7 @@ def check_expulsion(
 
 
 def check_readmission(
-    shown: Readmission, standings: Standings, *, run: str, coordinator: PeerId, is_signed: bool
+    shown: ShownDecree, standings: Standings, *, run: str, coordinator: PeerId, is_signed: bool
 ) -> None:
     """Raise IntegrityError unless it is the coordinator's decree (`is_signed`) of this `run`, which admits a peer that
     is expelled, and comes after those that its owners knew."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..config import INVITE, LIST, OPEN, AdmissionConfig
-from ..errors import ConfigError, IntegrityError
+from ..errors import ConfigError
 from ..strict import bounded
-from .signing import PeerId, public_key_of, require_digest, short
+from .signing import PeerId, require_digest, require_peers, short
 
 LINKS_MAX = 6
 """Of one chain: its code (node/invitations.py) is then still a word that can be copied."""
@@ -39,10 +39,7 @@ class Invitation:
 
     def __post_init__(self) -> None:
         require_digest(self.run)
-        try:
-            public_key_of(self.peer)
-        except IntegrityError as error:
-            raise ConfigError(str(error)) from None
+        require_peers(self.peer)
         if self.peer == self.author:
             raise ConfigError("a peer cannot invite itself")
 

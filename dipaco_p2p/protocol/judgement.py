@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -128,25 +127,3 @@ def is_about(check: Check, judgement: Judgement, *, validation: str) -> bool:
         and all(digests.get(module) == digest for module, digest in zip(modules, check.modules, strict=True))
         and check.tokens <= judgement.tokens
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How many have measured a loss again, and what came of it."""
-
-    agree: int = 0
-    differ: int = 0
-    independent: int = 0
-    """Of those that agree."""
-
-    def __add__(self, other: Agreement) -> Agreement:
-        return Agreement(self.agree + other.agree, self.differ + other.differ, self.independent + other.independent)
-
-
-def agreement(loss: float, checks: Iterable[Check], *, partial: Iterable[PeerId]) -> Agreement:
-    """Of `checks` with the published `loss` of their path; `partial` are the peers that are not independent of it."""
-    barred, found = set(partial), Agreement()
-    for check in checks:
-        is_same = agrees(check.loss, loss)
-        found += Agreement(int(is_same), int(not is_same), int(is_same and check.author not in barred))
-    return found

@@ -68,7 +68,7 @@ class Reason(StrEnum):
     """The bytes of an upload do not have the digest that it named."""
     UNREACHABLE = "unreachable"
     OTHER = "other"
-    """A check of something else than what was judged."""
+    """A check of something else than what was judged, or scores of something else than what is wanted."""
     UNKNOWN_PEER = "unknown-peer"
     ENOUGH = "enough"
 
@@ -94,13 +94,18 @@ PASSING = {
 }
 """Refusals that another try, or another leader, can cure."""
 
-ADMISSION = (
+COMMITMENT = (
     Reason.WRONG_RUN,
     Reason.WRONG_MODULE,
     Reason.WRONG_PATH,
     Reason.NOT_AUTHOR,
     Reason.NOT_LEADER,
     Reason.STALE_BASE,
+)
+"""Why nobody may commit to a contribution (owner/originals.py)."""
+
+ADMISSION = (
+    *COMMITMENT,
     Reason.UNKNOWN_BASE,
     Reason.ALREADY_CONTRIBUTED,
     Reason.OVERSIZED,

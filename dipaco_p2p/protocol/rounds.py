@@ -36,6 +36,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TypeVar
 
 from .. import strict
@@ -79,6 +80,8 @@ VERSIONS_TOLD = 2
 PathClaims = Mapping[PathId, Mapping[PeerId, Claim]]
 """The live claims of every path of the grid, uncovered paths included."""
 
+NOBODY: Mapping[int, int] = MappingProxyType({})
+"""How many train each round, of whom only others tell."""
 
 Awaited = Callable[[PeerId, PathId], bool]
 """Whether a round waits for a claimant of a path that others have brought."""
@@ -178,10 +181,11 @@ class Round:
         deadline_s: float | None = None,
         replicas_s: float | None = None,
         uploads_s: Mapping[PeerId, float] | None = None,
-        elsewhere: Sequence[int] = (),
+        elsewhere: Mapping[int, int] = NOBODY,
         is_awaited: Awaited = everybody,
     ) -> Round:
-        """Let time pass; `claims` are those of the whole grid, but for those `elsewhere`, of which the rounds are told.
+        """Let time pass; `claims` are those of the whole grid that were read, and `elsewhere` says how many others are
+        told of, by their rounds.
 
         `deadline_s` is the one that was learnt (`Arrivals.deadline_s`), never above the run file's, which None means;
         `replicas_s` the one for claimants whose path others have brought (`Arrivals.replicas_s`), None for the same.
@@ -232,11 +236,12 @@ class Round:
         # Rounded first: 0.55 of 20 paths is 11.000000000000002 in floating point, and 11 must be enough.
         return len(self.paths) >= max(1, math.ceil(round(config.quorum * claimed, 9)))
 
-    def patience(self, claims: PathClaims, config: RoundsConfig, elsewhere: Sequence[int] = ()) -> int:
+    def patience(self, claims: PathClaims, config: RoundsConfig, elsewhere: Mapping[int, int] = NOBODY) -> int:
         """How many deadlines it waits for what is missing; `elsewhere` as in `tick`."""
         others = [claim for path, peers in claims.items() if path not in self.expected for claim in peers.values()]
-        is_coming_round = any(round_ <= self.number for round_ in (*(claim.round for claim in others), *elsewhere))
-        volunteers = len({peer for peers in claims.values() for peer in peers}) + len(elsewhere)
+        rounds = [*(claim.round for claim in others), *(round_ for round_, count in elsewhere.items() if count)]
+        is_coming_round = any(round_ <= self.number for round_ in rounds)
+        volunteers = len({peer for peers in claims.values() for peer in peers}) + sum(elsewhere.values())
         waves = math.ceil(len(claims) / max(volunteers, 1)) if is_coming_round else 1
         return waves if self.has_quorum(claims, config) else max(PATIENCE, waves)
 
@@ -244,7 +249,7 @@ class Round:
         self,
         claims: PathClaims,
         config: RoundsConfig,
-        elsewhere: Sequence[int],
+        elsewhere: Mapping[int, int],
         *,
         deadline_s: float,
         replicas_s: float | None,
@@ -262,7 +267,7 @@ class Round:
         now_s: float,
         deadline_s: float,
         replicas_s: float | None = None,
-        elsewhere: Sequence[int] = (),
+        elsewhere: Mapping[int, int] = NOBODY,
     ) -> float:
         """How long it waits from now on, if nothing more comes; a whole deadline before anything has come."""
         if self.state is RoundState.OPEN:

@@ -3,7 +3,8 @@
 - A chain starts at the genesis that the manifest names; version n + 1 names the digest of version n as its parent.
 - A contribution counts at most once on a chain, and an author at most once per path and base.
 - A rollback is a version like others, after the ones that it undoes: it shows the coordinator's decree, has the
-  parameters of an earlier version of its chain, and no contribution counts after it that began before it.
+  parameters of an earlier version of its chain, or those that the decree has rebuilt from there on, and no contribution
+  counts after it that began before it.
 - Who was entitled to make a version is not said by the chain, but by its maker's mandate (grants.py) and by those who
   made it again and co-signed; how it follows from its contributions, anybody can check.
 - A partition or a race may make two branches of a chain. All peers pick the same one: what the coordinator has signed
@@ -14,13 +15,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import IntegrityError
 from ..topology import ModuleId, PathId
 from .audits import Work
-from .decrees import ROLLBACK
+from .decrees import ROLLBACK, Decree
 from .documents import Manifest, ModuleVersion, Sealed, Share, decreed_by, document_id, is_signed
 from .signing import PeerId
 from .standing import Standings
@@ -104,6 +105,9 @@ def _check_rollback(version: ModuleVersion, name: str, manifest: Manifest) -> No
         raise IntegrityError(f"{name} shows decree {decree.number}, which is about something else")
     if decree.author != manifest.author or not is_signed(decreed_by(version.rollback)):
         raise IntegrityError(f"{name} shows a decree that is not the coordinator's")
+    rebuilt = decree.rebuilt
+    if rebuilt is not None and (version.snapshot, version.state) != (rebuilt.snapshot, rebuilt.state):
+        raise IntegrityError(f"{name} is not what decree {decree.number} has rebuilt")
 
 
 def _check_shares(version: ModuleVersion, name: str, *, staleness: int) -> None:
@@ -163,7 +167,8 @@ class Tally:
         self.standings.check(version.findings)
         if version.rollback is not None:
             decree = version.rollback.decree
-            if decree.number <= self.rolled_back_by or self.digest(decree.to) != version.digest:
+            is_other = decree.rebuilt is None and self.digest(decree.to) != version.digest
+            if is_other or decree.number <= self.rolled_back_by:
                 raise IntegrityError(f"version {version.version} of {version.module} is not what its decree says")
 
     def add(self, version: ModuleVersion) -> None:
@@ -213,29 +218,92 @@ def works_of(shares: Iterable[Share]) -> dict[str, Work]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
-    """What a chain has counted of one peer, and what it would take to undo it."""
+class Step:
+    """A version whose contributions are in the parameters of a later one."""
 
-    to: int
-    """The last version before the first that counts its work, of those that later ones are built on."""
-    others: int
-    """Contributions of others that count in these since, and would be undone as well."""
+    version: ModuleVersion
+    base: int
+    """The newest version before it that has exactly what this step was added to."""
+    without: frozenset[PeerId] = frozenset()
+    """Whose contributions were left out when it was rebuilt."""
+
+    @property
+    def shares(self) -> list[Share]:
+        """Those that are in."""
+        return [share for share in self.version.shares if share.peer not in self.without]
 
 
-def damage_by(peer: PeerId, versions: Sequence[ModuleVersion]) -> Damage | None:
-    """None if nothing that the newest of these `versions`, those of one chain from 1 on, is built on counts its work:
-    what a rollback has undone does no more harm."""
-    number, built_on = len(versions), list[ModuleVersion]()
-    while number > 0:
+def built_on(versions: Sequence[ModuleVersion], *, after: int = 0) -> list[Step]:
+    """What leads from version `after` to the newest of these `versions`, those of one chain from 1 on: not what a
+    rollback has undone. Raises IntegrityError if the newest does not go back to `after`."""
+    number, steps = len(versions), list[Step]()
+    while number > after:
         version = versions[number - 1]
         if version.rollback is None:
-            built_on.append(version)
-        number = number - 1 if version.rollback is None else version.rollback.decree.to
-    first = min((each.version for each in built_on if any(share.peer == peer for share in each.shares)), default=0)
-    if not first:
+            number -= 1
+            steps.append(Step(version=version, base=number))
+            continue
+        decree = version.rollback.decree
+        steps += reversed(rebuilt_from(versions, decree))
+        number = decree.to
+    if number < after:
+        raise IntegrityError(f"version {len(versions)} does not go back to version {after}")
+    return steps[::-1]
+
+
+def rebuilt_from(versions: Sequence[ModuleVersion], decree: Decree) -> list[Step]:
+    """The steps that a rollback has rebuilt; empty if it rebuilt nothing."""
+    if decree.rebuilt is None:
+        return []
+    return steps_without(versions[: decree.after], decree.rebuilt.without, after=decree.to)
+
+
+def steps_without(versions: Sequence[ModuleVersion], peers: Collection[PeerId], *, after: int) -> list[Step]:
+    """What `built_on` gives, rebuilt without the contributions of these peers."""
+    steps = built_on(versions, after=after)
+    return [Step(version=one.version, base=after, without=one.without.union(peers)) for one in steps]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """What a module has of a peer's work, and what it would take to undo it."""
+
+    peers: frozenset[PeerId]
+    """Whose work is to go: the peer's, and that of all whom a decree leaves out already which is not carried out."""
+    module: ModuleId
+    to: int
+    """The last version before the first that counts the peer's work."""
+    after: int
+    """The last version that is to be rebuilt from there on."""
+    others: int
+    """Contributions of others that count since, and would be undone as well."""
+    sound: tuple[int, ...]
+    """The versions up to `to` that the module is built on, rising: it could go back to each of them."""
+
+
+def damage_by(peer: PeerId, versions: Sequence[ModuleVersion], *, due: Decree | None = None) -> Damage | None:
+    """None if nothing that the newest of these `versions`, those of one chain from 1 on, is built on counts the peer's
+    work: what a rollback has undone does no more harm. `due` is a rollback that the chain has not carried out yet. The
+    decree that undoes this damage takes its place, so the damage is what would be left after it."""
+    to, after, others_out = len(versions), len(versions), frozenset[PeerId]()
+    if due is not None:
+        to = after = due.to
+        if due.rebuilt is not None:
+            after, others_out = due.after, frozenset(due.rebuilt.without)
+    steps = built_on(versions[:to]) + (rebuilt_from(versions, due) if due is not None else [])
+    first = next((place for place, step in enumerate(steps) if any(share.peer == peer for share in step.shares)), None)
+    if first is None:
         return None
-    others = sum(share.peer != peer for each in built_on if each.version >= first for share in each.shares)
-    return Damage(to=first - 1, others=others)
+    to, peers = steps[first].base, others_out | {peer}
+    since = steps_without(versions[:after], peers, after=to)
+    return Damage(
+        peers=peers,
+        module=versions[0].module,
+        to=to,
+        after=after,
+        others=sum(len(step.shares) for step in since),
+        sound=tuple(sorted({step.base for step in steps[: first + 1]})),
+    )
 
 
 def check_chain(versions: Sequence[Sealed[ModuleVersion]], manifest: Manifest, module: ModuleId) -> None:

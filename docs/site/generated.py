@@ -54,7 +54,7 @@ DOCUMENTS = (
     keeping.KeeperCount,
     documents.Rejection,
     decrees.Decree,
-    decrees.Rollback,
+    decrees.ShownDecree,
     invitations.Invitation,
     documents.Manifest,
     documents.ShardRef,

@@ -212,6 +212,11 @@ _TABLES = (
             _whole("forged", "Works that auditors found forged.", lambda row: len(row.findings.forged)),
             _whole("contradicted", "Audits that most others contradict.", lambda row: len(row.findings.contradicted)),
             _whole("audits", "Audits that it names.", lambda row: len(row.audits)),
+            _text(
+                "without",
+                "Peers without whose work a decree had the versions after `back_to` rebuilt; else empty.",
+                lambda row: " ".join(row.rollback.without) if row.rollback else "",
+            ),
         ),
         lambda book: book.snapshot.versions,
     ),
@@ -357,6 +362,11 @@ _TABLES = (
             _whole("ended_by", "The number of the next decree about the same thing.", null=True),
             _text("levels", "Of a growth: the modules per level that follow, as in 2x4; else empty."),
             _text("corpus", "Of a growth that brings text: the digest of its sequences; else empty."),
+            _text(
+                "without",
+                "Of a rollback that rebuilds the versions since: the peers without whose work; else empty.",
+                lambda row: " ".join(row.without),
+            ),
         ),
         lambda book: book.snapshot.decrees,
     ),

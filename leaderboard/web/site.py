@@ -311,7 +311,7 @@ def round_plot(book: Book) -> drawings.Plot | None:
         drawings.Mark(
             x=before[row.stage] + row.version,
             kind="rollback",
-            label=f"{book.stage_name(row.stage)} round {row.version}, {row.module} went back to version {back.to}",
+            label=f"{book.stage_name(row.stage)} round {row.version}, {row.module} {back.told}",
         )
         for row in book.rolled_back
         if row.stage in before and (back := row.rollback) is not None
@@ -361,7 +361,7 @@ def _module_plot(book: Book, name: str, stage: str, versions: Sequence[VersionRo
         for loss in book.losses_of_modules.get(name, ())
         if loss.stage == stage
     ] + [
-        drawings.Mark(x=row.version, kind="rollback", label=f"version {row.version} is version {row.rollback.to} again")
+        drawings.Mark(x=row.version, kind="rollback", label=f"version {row.version} {row.rollback.is_now}")
         for row in versions
         if row.stage == stage and row.rollback is not None
     ]

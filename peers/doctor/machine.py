@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import platform
 import re
 import resource
 import signal
 import stat
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -142,7 +142,6 @@ def _text(path: Path) -> str:
     return ""
 
 
-PYTHON_MIN = (3, 11)
 PINS: Mapping[str, tuple[str, str]] = {
     "hivemind": ("1.1.12", "1.2"),
     "torch": ("2.4", "3"),
@@ -157,13 +156,6 @@ MEMORY_WELL = 2**30
 """What a machine should have free while nothing is known of a run."""
 
 
-def judge_python(version: tuple[int, ...]) -> Finding:
-    words = ".".join(map(str, version))
-    if version[:2] < PYTHON_MIN:
-        return failure("python", f"Python {words}", "install Python 3.11 or newer, and the program into it")
-    return fine("python", f"Python {words}")
-
-
 def judge_packages(versions: Mapping[str, str | None]) -> Finding:
     """`versions` of what `PINS` names; one finding for all."""
     wrong = [name for name, found in versions.items() if found is None or not _is_within(found, PINS[name])]
@@ -171,7 +163,8 @@ def judge_packages(versions: Mapping[str, str | None]) -> Finding:
         found = ", ".join(f"{name} {versions[name] or 'is missing'}" for name in wrong)
         wanted = " ".join(f"'{name}>={PINS[name][0]},<{PINS[name][1]}'" for name in wrong)
         return failure("packages", found, f"pip install {wanted}, in the environment of {PACKAGE}")
-    return fine("packages", ", ".join(f"{name} {found}" for name, found in versions.items()))
+    found = ", ".join(f"{name} {found}" for name, found in versions.items())
+    return fine("packages", f"Python {platform.python_version()}, {found}")
 
 
 def _is_within(found: str, pin: tuple[str, str]) -> bool:
@@ -338,7 +331,6 @@ def machine_findings(home: HomeFacts, gpu: GpuFacts, config: PeerConfig) -> list
     """What needs neither a network nor a run."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [
-        judge_python(sys.version_info[:3]),
         judge_packages({name: installed_version(name) for name in PINS}),
         judge_gpu(gpu, is_wanted=config.device.startswith("cuda")),
         judge_identity(home),

@@ -21,6 +21,7 @@ from pathlib import Path
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.errors import EnvironmentUnfit
 from dipaco_p2p.node.dial import Enter, Opened, doors, knock
+from dipaco_p2p.node.doorplate import REMEMBERED_MAX
 from dipaco_p2p.node.entry import Entry
 from dipaco_p2p.program.files import write_atomically
 from dipaco_p2p.protocol.signing import PeerId
@@ -36,7 +37,6 @@ from ..config import PeerConfig
 log = logging.getLogger(__name__)
 
 RUNS_MAX = 8
-ADDRESSES_MAX = 16
 
 
 class KnownPeers:
@@ -53,13 +53,13 @@ class KnownPeers:
             return None, []
         found = entry.get("addresses")
         others = [text for text in found if is_address(text)] if isinstance(found, list) else []
-        return entry["run"], others[:ADDRESSES_MAX]
+        return entry["run"], others[:REMEMBERED_MAX]
 
     def remember(self, key: str, *, run: str, addresses: Sequence[str]) -> None:
         """Who is there now; the runs that were joined longest ago make room."""
         before = self._read()
         known = dict([item for item in before.items() if item[0] != key][-(RUNS_MAX - 1) :])
-        entry = {"run": run, "addresses": list(addresses[:ADDRESSES_MAX])}
+        entry = {"run": run, "addresses": list(addresses[:REMEMBERED_MAX])}
         if before.get(key) == entry:
             return
         try:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.core.model.optimizer import check_optimizer
 from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.node.doorplate import tell_address
+from dipaco_p2p.node.doorplate import tell_address, whom_to_remember
 from dipaco_p2p.node.invitations import Code, read_code
 from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.program.console import LogFormat, log_to, on_signals
 from dipaco_p2p.program.control.server import listening
 from dipaco_p2p.program.curves import Curves
 from dipaco_p2p.program.files import folder_lock
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.addresses import read_address, worth_giving
 
-from ..config import PeerConfig, check_engine, torch_device
+from ..config import PeerConfig, torch_device
 from ..control.control import Control, Request
 from ..decrees import check_ban
 from ..display import tell
@@ -50,7 +52,6 @@ async def join(
     code = None if invitation is None else read_code(invitation)
     check_before(config, SystemClock())
     device = torch_device(config.device)
-    check_engine(config.engine)
     use_threads(config.threads)
     control = Control(config, SystemClock())
     with folder_lock(config.home, hint=LOCKED_HINT):
@@ -76,8 +77,11 @@ async def _join(
         known = [*entry.addresses, *friends.of(entry.key)[1]]
         await swarm.join({text: read_address(text) for text in dict.fromkeys(known)})
 
-    def meet(stage: Run, addresses: Sequence[str]) -> None:
-        friends.remember(entry.key, run=stage.origin, addresses=addresses)
+    def meet(stage: Run, watch: Watch, workers: Collection[PeerId]) -> None:
+        known_run, before = friends.of(entry.key)
+        before = before if known_run == stage.origin else []
+        met = whom_to_remember(watch, before, workers=workers, me=swarm.peer)
+        friends.remember(entry.key, run=stage.origin, addresses=met)
 
     def name(stage: Run, seeds: Sequence[str], volunteers: Sequence[str]) -> None:
         if worth_giving(swarm.addresses):  # others can join through us, should the coordinator's address not answer
@@ -99,7 +103,7 @@ async def _join(
             keep(config.home, preview.run.origin, invitations)
         tell("\n".join(preview.lines()))
         remember(config.home, choice.text, run=preview.run.origin)
-        meet(opened.stages[-1], friends.of(entry.key)[1])
+        friends.remember(entry.key, run=opened.stages[-1].origin, addresses=friends.of(entry.key)[1])
         name(opened.stages[-1], (), ())
         entrance = Entrance(host=opened.host, dial=dial, meet=meet, name=name, invitations=invitations)
         runner = StageRunner(swarm, config, SystemClock(), entrance=entrance, device=device, parts=parts)

@@ -27,7 +27,7 @@ from typing import Any
 from dipaco_p2p import strict
 from dipaco_p2p.canonical import canonical_bytes, digest, is_digest
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit, IntegrityError, SwarmError
-from dipaco_p2p.node.node import Member, fetch
+from dipaco_p2p.node.node import Member, fetch_in_time
 from dipaco_p2p.node.sizes import state_bytes_max, states_kept
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.files import disk, write_atomically
@@ -225,7 +225,7 @@ class InnerStates:
         return ref
 
     async def restore(self, trainer: PathTrainer, shares: Iterable[Share]) -> bool:
-        """Bring `trainer` to its path's newest state; whether that is another volunteer's word.
+        """Bring `trainer` to its path's newest state; whether that is another volunteer's word, or may be.
 
         `shares` are what the newest versions count of the path. If nobody who is named there gives its state, the
         newest on this disk must do, and else the start; a history event says which.
@@ -239,8 +239,8 @@ class InnerStates:
         # Auditors take no state that no version names.
         if named and not self._node.run.config.audited and await self._from_disk(trainer):
             self._say(trainer.path, "older")
-        else:
-            self._say(trainer.path, "lost" if named else "start")
+            return True  # what was fetched once is on this disk, too
+        self._say(trainer.path, "lost" if named else "start")
         return False
 
     def _preference(self, share: Share) -> tuple[int, bool, int, str]:
@@ -253,7 +253,7 @@ class InnerStates:
         try:
             if ref.size > limit:
                 raise IntegrityError(f"a state of {ref.size} bytes, limit {limit}")
-            data = await fetch(self._node, ref, holders=holders)
+            data = await fetch_in_time(self._node, ref, holders=holders)
             await asyncio.to_thread(trainer.load_state, data)
         except (SwarmError, IntegrityError) as error:
             log.info("%s: no state from ...%s: %s", trainer.path, short(peer), error)

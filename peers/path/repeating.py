@@ -22,9 +22,9 @@ from dipaco_p2p.core.model.inner import StepReport
 from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.outer.codec import Compressed
 from dipaco_p2p.core.outer.outer_step import outer_gradient
-from dipaco_p2p.errors import IntegrityError, Refused, SwarmError
+from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
 from dipaco_p2p.node.items import read_items
-from dipaco_p2p.node.node import Member, fetch
+from dipaco_p2p.node.node import Member, fetch_in_time
 from dipaco_p2p.node.reading import ask_chain, chain_tellers
 from dipaco_p2p.node.sizes import state_bytes_max
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Recipe
@@ -148,11 +148,13 @@ class Repeater:
             return b""  # which is no state
         for _ in range(TRIES):
             try:
-                return await fetch(self._node, ref, holders=[work.author])
+                return await fetch_in_time(self._node, ref, holders=[work.author])
             except (SwarmError, IntegrityError) as error:
                 log.info("no state %s from its author: %s", ref.digest[:8], error)
                 if work.author not in self._node.watch.heartbeats:
                     raise
+                if isinstance(error, Unreachable):  # it had the time for all tries, and others wait for us
+                    return None
                 await self._node.clock.sleep(1.0)
         return None
 

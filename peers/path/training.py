@@ -19,7 +19,6 @@ from dipaco_p2p.clock import Clock
 from dipaco_p2p.config import LivenessConfig, RoundsConfig
 from dipaco_p2p.core.model.inner import StepReport
 from dipaco_p2p.core.outer.compress import Sent
-from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol.documents import Recipe
@@ -267,10 +266,19 @@ class Training:
         await self._ahead.abandon()
 
     async def round(self, assignment: Assignment) -> None:
-        """Inner steps, outer gradients, pushes."""
+        """Inner steps, outer gradients, pushes. Whatever goes wrong on another volunteer's inner state is taken to come
+        from that: the round begins again from the start of the stage, where a fault of ours shows once more."""
+        try:
+            await self._round(assignment)
+        except Exception as error:
+            self._watchdog.end()
+            if not assignment.is_foreign_state:
+                raise
+            log.info("%s failed on an inner state that was fetched", assignment.path, exc_info=True)
+            self._start_over(assignment, str(error))
+
+    async def _round(self, assignment: Assignment) -> None:
         work = await self._begun(assignment) or await self._from_the_start(assignment)
-        if work is None:
-            return
         if not work.result.steps_done:  # the GPU was wanted by others before the first one ended
             self._watchdog.end()
             return
@@ -292,8 +300,8 @@ class Training:
             self._watchdog.end()
         return work
 
-    async def _from_the_start(self, assignment: Assignment) -> Work | None:
-        """The round's steps; None if it has to begin again, without the inner state that was fetched."""
+    async def _from_the_start(self, assignment: Assignment) -> Work:
+        """The round's steps, from the newest inner state that is to be had."""
         audited = self._node.run.config.audited
         if not assignment.is_restored or (audited and not assignment.is_named):
             self._for.say("fetching its inner state")
@@ -305,15 +313,8 @@ class Training:
         self._watchdog.begin()
         bases, round_number = assignment.bases, assignment.standing.progress
         self._for.say("training")
-        try:
-            flats = await asyncio.to_thread(assignment.trainer.beginning, assignment.params)
-            return await self._inner_steps(assignment, flats, round_number=round_number, bases=bases)
-        except DipacoError as error:
-            self._watchdog.end()
-            if not assignment.is_foreign_state:
-                raise
-            self._start_over(assignment, str(error))
-            return None
+        flats = await asyncio.to_thread(assignment.trainer.beginning, assignment.params)
+        return await self._inner_steps(assignment, flats, round_number=round_number, bases=bases)
 
     async def _inner_steps(
         self,

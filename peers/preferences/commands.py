@@ -19,7 +19,7 @@ from .keys import GONE, SETTINGS, Setting, flag_of
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-NO = {"listening": "--no-listen", "eight_bit": "--no-eight-bit"}
+NO = {"listening": "--no-listen"}
 REPEATABLE = ("log",)
 """Lists that are one flag for each item; the others are one text, with commas."""
 SHORT_HELP = {"home": "Folder for identity, state and history. Default: $DIPACO_HOME, else the user's data folder."}

@@ -237,14 +237,7 @@ def _settings() -> dict[str, Setting]:
     return found
 
 
-TABLES: dict[str, Any] = {
-    "peer": PeerKeys,
-    "training": TrainingKeys,
-    "network": NetworkKeys,
-    "public": PublicKeys,
-    "when": When,
-    "limits": Limits,
-}
+TABLES: dict[str, Any] = typing.get_type_hints(Preferences)
 SETTINGS: dict[str, Setting] = _settings()
 """By name; no two tables share one."""
 GONE = {

@@ -65,15 +65,16 @@ def test_an_exponent_is_a_slope() -> None:
     assert exponent([10, 100], [7, 7]) == 0.0 and exponent([10, 100], [0, 7]) == 0.0
 
 
-def test_of_a_version_a_leader_sends_two_copies_however_many_train_the_module() -> None:
+def test_a_leader_sends_two_copies_of_a_version_and_no_work_however_many_train_the_module() -> None:
     kinds: dict[str, Any] = {"widths": (16, 16), "values": 12_500_000, "uplink": "top128", "downlink": "int4"}
     few, many = (load(volunteers, round_s=600.0, **kinds) for volunteers in (256, 10_000))
-    assert few.leader_now == many.leader_now < 0.2 < few.leader_before < many.leader_before
+    assert few.leader_out == many.leader_out < 0.2 < few.leader_before < many.leader_before
+    assert few.author_out == many.author_out < few.work_before < many.work_before
     assert (few.contributions, few.trainers, many.trainers) == (16, 16, 625)
-    assert many.contributions <= SHARES_MAX and many.leader_out < 10
+    assert many.contributions <= SHARES_MAX and many.leader_in < 10
     half = load(10_000, round_s=300.0, **kinds)
     assert half.leader_out == pytest.approx(2 * many.leader_out)
-    assert half.contributions_of(half.leader_out) in (half.contributions, half.contributions - 1)
+    assert half.contributions_of(half.leader_in) in (half.contributions, half.contributions - 1)
 
 
 @pytest.mark.parametrize(

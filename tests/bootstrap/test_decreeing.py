@@ -13,7 +13,8 @@ from heavy_imports import probe
 from tiny_run import SEED_NUMBER, signer
 from view_harness import run
 
-from bootstrap.control.decrees import Decreeing, Order, decrees_in, lines, offline, told_all
+from bootstrap.control.decrees import Decreeing, decrees_in, lines, offline, told_all
+from bootstrap.control.requests import Request
 from bootstrap.folder import write_stage
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.errors import ConfigError, IntegrityError
@@ -47,23 +48,23 @@ async def in_a_run(folder: Path) -> AsyncIterator[tuple[Decreeing, Decrees, Peer
 async def test_each_act_is_signed_logged_and_listed(tmp_path: Path) -> None:
     async with in_a_run(tmp_path) as (decreeing, decrees, author):
         orders = [
-            Order(act="ban", peer=f"...{author[-6:]}", reason="noise"),
-            Order(act="freeze", reason="a bad shard"),
-            Order(act="rollback", module=str(MODULE), version=1, reason="diverged"),
-            Order(act="unfreeze"),
-            Order(act="admit", peer=author),
-            Order(act="ban", peer=signer(90).peer, reason="never seen here"),
-            Order(act="appoint", peer=signer(71).peer),
-            Order(act="appoint", peer=author),
-            Order(act="dismiss", peer=author),
-            Order(act="hide-name", peer=signer(71).peer, reason="an insult"),
-            Order(act="hide-name", peer=author, reason="a mistake"),
-            Order(act="show-name", peer=f"...{author[-6:]}"),
+            Request(ask="ban", peer=f"...{author[-6:]}", reason="noise"),
+            Request(ask="freeze", reason="a bad shard"),
+            Request(ask="rollback", module=str(MODULE), version=1, reason="diverged"),
+            Request(ask="unfreeze"),
+            Request(ask="admit", peer=author),
+            Request(ask="ban", peer=signer(90).peer, reason="never seen here"),
+            Request(ask="appoint", peer=signer(71).peer),
+            Request(ask="appoint", peer=author),
+            Request(ask="dismiss", peer=author),
+            Request(ask="hide-name", peer=signer(71).peer, reason="an insult"),
+            Request(ask="hide-name", peer=author, reason="a mistake"),
+            Request(ask="show-name", peer=f"...{author[-6:]}"),
         ]
         for number, order in enumerate(orders, start=1):
             assert decreeing.issue(order, at_s=10.0 * number)["number"] == number
         listed = decreeing.listed()
-        assert [row["act"] for row in listed["decrees"]] == [order.act for order in orders]
+        assert [row["act"] for row in listed["decrees"]] == [order.ask for order in orders]
         assert (listed["frozen"], listed["banned"]) == (None, [{"peer": signer(90).peer, "reason": "never seen here"}])
         undone = listed["decrees"][2]
         assert (undone["module"], undone["to"], undone["after"], undone["version"]) == (str(MODULE), 1, 3, None)
@@ -78,18 +79,21 @@ async def test_each_act_is_signed_logged_and_listed(tmp_path: Path) -> None:
 
 async def test_a_ban_may_undo_what_versions_count_of_the_peer(tmp_path: Path) -> None:
     async with in_a_run(tmp_path) as (decreeing, decrees, author):
-        row = decreeing.issue(Order(act="ban", peer=author, reason="forged", undo=True), at_s=1.0)
+        order = Request(ask="ban", peer=author, reason="forged", undo=True)
+        row = decreeing.issue(order, at_s=1.0)
         assert row["act"] == "ban"
+        row["undone"] = await decreeing.undo(order, author, now_s=lambda: 1.0)
         assert [(one["module"], one["to"], one["after"], one["others"]) for one in row["undone"]] == [
             (str(MODULE), 0, 3, 0)
         ]
         said = told_all(row).splitlines()
         assert len(said) == 2 and f"rollback {MODULE} from 3 to 0" in said[1] and "0 contributions of others" in said[1]
         assert [sealed.document.act for sealed in decrees.log] == ["ban", "rollback"]
-        stranger = decreeing.issue(Order(act="ban", peer=signer(71).peer, reason="forged", undo=True), at_s=2.0)
-        assert "undone" not in stranger and decrees.count == 3  # no version counts anything of it
+        decreeing.issue(Request(ask="ban", peer=BANNED, reason="forged", undo=True), at_s=2.0)
+        assert not await decreeing.undo(order, BANNED, now_s=lambda: 2.0)  # no version counts anything of it
+        assert decrees.count == 3
         with pytest.raises(ConfigError, match="undoes no work"):
-            decreeing.issue(Order(act="freeze", reason="x", undo=True), at_s=3.0)
+            decreeing.issue(Request(ask="freeze", reason="x", undo=True), at_s=3.0)
         assert decrees.count == 3
 
 
@@ -97,47 +101,47 @@ async def test_whom_a_modules_owners_have_expelled_the_coordinator_admits_unbann
     async with in_a_run(tmp_path) as (decreeing, decrees, _):
         standings, peer = decreeing._ledgers[MODULE].standings, signer(91).peer
         standings.add(standings.next_version, authors=[], findings=Findings(forged=(peer,)), expels=(peer, 0))
-        assert decreeing.issue(Order(act="admit", peer=f"...{peer[-6:]}"), at_s=1.0)["peer"] == peer
+        assert decreeing.issue(Request(ask="admit", peer=f"...{peer[-6:]}"), at_s=1.0)["peer"] == peer
         assert decrees.count == 1
 
 
 async def test_what_makes_no_sense_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     wrong = [
-        (Order(act="ban", peer="nobody", reason="x"), "neither a peer id"),
-        (Order(act="ban", peer="ab", reason="x"), "neither a peer id"),
-        (Order(act="ban", peer="...abcd", reason="x"), "2 peers end with `abcd`"),
-        (Order(act="ban", peer=COORDINATOR.peer, reason="x"), "coordinator itself"),
-        (Order(act="ban", peer=COORDINATOR.peer[-6:], reason="x"), "coordinator itself"),
-        (Order(act="ban", peer=signer(71).peer), "needs a reason"),
-        (Order(act="ban", peer=signer(71).peer, reason="x" * (REASON_CHARS_MAX + 1)), "one line"),
-        (Order(act="ban", peer=signer(71).peer, reason="two\nlines"), "one line"),
-        (Order(act="admit", peer=signer(71).peer), "is not banned"),
-        (Order(act="appoint", peer=COORDINATOR.peer), "coordinator itself"),
-        (Order(act="dismiss", peer=signer(71).peer), "is not a seed node by decree"),
-        (Order(act="hide-name", peer=signer(71).peer), "needs a reason"),
-        (Order(act="hide-name", peer=COORDINATOR.peer, reason="x"), "coordinator itself"),
-        (Order(act="show-name", peer=signer(71).peer), "is not hidden"),
-        (Order(act="unfreeze"), "is not frozen"),
-        (Order(act="freeze"), "needs a reason"),
-        (Order(act="rollback", module="L9.M9", version=1, reason="x"), "has no L9.M9"),
-        (Order(act="rollback", module="nonsense", version=1, reason="x"), "nonsense"),
-        (Order(act="rollback", module=str(MODULE), version=3, reason="x"), "cannot go back to 3"),
-        (Order(act="rollback", module=str(MODULE), version=99, reason="x"), "is at version 3"),
-        (Order(act="rollback", module=str(MODULE), version=1), "needs a reason"),
+        (Request(ask="ban", peer="nobody", reason="x"), "neither a peer id"),
+        (Request(ask="ban", peer="ab", reason="x"), "neither a peer id"),
+        (Request(ask="ban", peer="...abcd", reason="x"), "2 peers end with `abcd`"),
+        (Request(ask="ban", peer=COORDINATOR.peer, reason="x"), "coordinator itself"),
+        (Request(ask="ban", peer=COORDINATOR.peer[-6:], reason="x"), "coordinator itself"),
+        (Request(ask="ban", peer=signer(71).peer), "needs a reason"),
+        (Request(ask="ban", peer=signer(71).peer, reason="x" * (REASON_CHARS_MAX + 1)), "one line"),
+        (Request(ask="ban", peer=signer(71).peer, reason="two\nlines"), "one line"),
+        (Request(ask="admit", peer=signer(71).peer), "is not banned"),
+        (Request(ask="appoint", peer=COORDINATOR.peer), "coordinator itself"),
+        (Request(ask="dismiss", peer=signer(71).peer), "is not a seed node by decree"),
+        (Request(ask="hide-name", peer=signer(71).peer), "needs a reason"),
+        (Request(ask="hide-name", peer=COORDINATOR.peer, reason="x"), "coordinator itself"),
+        (Request(ask="show-name", peer=signer(71).peer), "is not hidden"),
+        (Request(ask="unfreeze"), "is not frozen"),
+        (Request(ask="freeze"), "needs a reason"),
+        (Request(ask="rollback", module="L9.M9", version=1, reason="x"), "has no L9.M9"),
+        (Request(ask="rollback", module="nonsense", version=1, reason="x"), "nonsense"),
+        (Request(ask="rollback", module=str(MODULE), version=3, reason="x"), "cannot go back to 3"),
+        (Request(ask="rollback", module=str(MODULE), version=99, reason="x"), "is at version 3"),
+        (Request(ask="rollback", module=str(MODULE), version=1), "needs a reason"),
     ]
     async with in_a_run(tmp_path) as (decreeing, decrees, author):
         for order, why in wrong:
             with pytest.raises(ConfigError, match=why):
                 decreeing.issue(order, at_s=1.0)
         assert decrees.count == 0 and not list((tmp_path / "decrees" / "documents").iterdir())
-        decreeing.issue(Order(act="ban", peer=author, reason="x"), at_s=1.0)
-        decreeing.issue(Order(act="freeze", reason="why not"), at_s=1.0)
-        decreeing.issue(Order(act="hide-name", peer=signer(90).peer, reason="z"), at_s=1.0)
+        decreeing.issue(Request(ask="ban", peer=author, reason="x"), at_s=1.0)
+        decreeing.issue(Request(ask="freeze", reason="why not"), at_s=1.0)
+        decreeing.issue(Request(ask="hide-name", peer=signer(90).peer, reason="z"), at_s=1.0)
         for order, why in (
-            (Order(act="ban", peer=author, reason="y"), "banned already: x"),
-            (Order(act="appoint", peer=author), "is banned: x"),
-            (Order(act="freeze", reason="again"), "frozen already: why not"),
-            (Order(act="hide-name", peer=signer(90).peer[-6:], reason="y"), "hidden already: z"),
+            (Request(ask="ban", peer=author, reason="y"), "banned already: x"),
+            (Request(ask="appoint", peer=author), "is banned: x"),
+            (Request(ask="freeze", reason="again"), "frozen already: why not"),
+            (Request(ask="hide-name", peer=signer(90).peer[-6:], reason="y"), "hidden already: z"),
         ):
             with pytest.raises(ConfigError, match=why):
                 decreeing.issue(order, at_s=1.0)
@@ -221,7 +225,7 @@ async def test_what_the_archive_does_not_keep_cannot_be_gone_back_to(tmp_path: P
     async with in_a_run(tmp_path) as (decreeing, decrees, _):
         decreeing._thinned = lambda module: Thinned(contributions=2, versions=2)
         with pytest.raises(ConfigError, match=f"version 1 of {MODULE} is not kept") as caught:
-            decreeing.issue(Order(act="rollback", module=str(MODULE), version=1, reason="x"), at_s=1.0)
+            decreeing.issue(Request(ask="rollback", module=str(MODULE), version=1, reason="x"), at_s=1.0)
         assert caught.value.hint == "the newest before it that the archive keeps is 0" and not decrees.log
-        row = decreeing.issue(Order(act="rollback", module=str(MODULE), version=0, reason="x"), at_s=1.0)
+        row = decreeing.issue(Request(ask="rollback", module=str(MODULE), version=0, reason="x"), at_s=1.0)
         assert row["to"] == 0

@@ -17,7 +17,7 @@ from tiny_run import SEED_NUMBER, signer
 from virtual_time import eventually, play
 
 from bootstrap.archives.verify import verify_stages
-from bootstrap.control.decrees import Decreeing, Order, decrees_in, read_levels, told
+from bootstrap.control.decrees import Decreeing, decrees_in, read_levels, told
 from bootstrap.control.requests import Control, Request
 from bootstrap.folder import write_stage
 from bootstrap.genesis.growth import grow
@@ -196,7 +196,7 @@ def stopped(folder: RunFolder) -> Decreeing:
 def test_what_cannot_grow_is_refused_in_one_line(ended: tuple[Path, RunFile], tmp_path: Path) -> None:
     folder, _ = copied(ended, tmp_path)
     with pytest.raises(ConfigError, match="a growth to 1x4 after round 4 is decreed already"):
-        stopped(folder).issue(Order(act="grow", levels=(1, 8)), at_s=1.0)
+        stopped(folder).issue(Request(ask="grow", levels=(1, 8)), at_s=1.0)
     for number in folder.store("decrees").documents("decree-"):
         folder.store("decrees").drop_document(number)
     for levels, words in [
@@ -207,7 +207,7 @@ def test_what_cannot_grow_is_refused_in_one_line(ended: tuple[Path, RunFile], tm
         ((1, 4), "the coordinator is not running"),
     ]:
         with pytest.raises(ConfigError, match=words):
-            stopped(RunFolder(folder.root)).issue(Order(act="grow", levels=levels), at_s=1.0)
+            stopped(RunFolder(folder.root)).issue(Request(ask="grow", levels=levels), at_s=1.0)
     with pytest.raises(ConfigError, match="does not say how many modules"):
         read_levels("1,two")
 

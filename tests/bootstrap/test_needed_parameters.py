@@ -14,11 +14,12 @@ def test_parameters_that_somebody_still_reads_are_not_dropped() -> None:
     decree = SimpleNamespace(document=SimpleNamespace(number=2, to=1))
 
     def needed(module: ModuleId, *, judged: int | None = 7, done: int = 1) -> set[int]:
-        ledger = SimpleNamespace(head=SimpleNamespace(version=9), rolled_back_by=done)
+        due = decree if decree.document.number > done else None
+        ledger = SimpleNamespace(head=SimpleNamespace(version=9), due=lambda decrees: due)
         stage: Any = SimpleNamespace(
             run=SimpleNamespace(id="run"),
             _archive=SimpleNamespace(ledgers={module: ledger}),
-            _node=SimpleNamespace(decrees=SimpleNamespace(rollback=lambda run, module: decree)),
+            _node=SimpleNamespace(decrees=None),
             _judged=None if judged is None else {"version": judged},
             _serving={"rounds": {"P0-0": 3, "P0-1": 4}},
             _best=5,

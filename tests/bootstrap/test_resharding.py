@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from tiny_run import tiny_config
 from virtual_time import end, eventually
 
 from bootstrap.archives.evaluator import Evaluator
-from bootstrap.coordinator.resharding import Resharding
+from bootstrap.coordinator.resharding import REST_SHARDINGS, Resharding
 from bootstrap.text.sequences import Sequences
+from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.config import RoutingConfig
+from dipaco_p2p.core.model.layout import encode_module
 from dipaco_p2p.core.model.shards import HeldOut, decode_held_out, decode_shard
 from dipaco_p2p.core.model.transformer import path_model
 from dipaco_p2p.core.routing.evaluate import encode_scores, window_nats
@@ -29,6 +32,9 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.shardings import Work, ask_work, is_scoring_due, learn_shardings
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol.documents import BlobRef, Scores, seal
+from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.topology import PathId
 from peers.evaluation.between_rounds import Scoring
 
 CONFIG = replace(tiny_config(rounds=2), routing=RoutingConfig(reshard_rounds=(1,)))
@@ -63,14 +69,45 @@ class Desk:
         self.evaluator.complete_version = lambda: 1  # type: ignore[method-assign]
         self.evaluator.version = self._at_genesis  # type: ignore[method-assign]
         self._version = type(self.evaluator).version
-        self.resharding = Resharding(node, self.evaluator, sequences=lambda: sequences_of(world.run, node.store))
-        self.resharding.serve()
+        self.workers: set[PeerId] = set()
+        """Whose work versions count."""
+        self.resharding = self._begin()
         self.scorer = world.peer(9)
+        self.workers.add(self.scorer.peer)
         self._task: asyncio.Task[None] | None = None
+
+    def _begin(self) -> Resharding:
+        run, store = self.world.run, self.store
+        resharding = Resharding(
+            self.world.seed.node,
+            self.evaluator,
+            sequences=lambda: sequences_of(run, store),
+            workers=lambda: self.workers,
+        )
+        resharding.serve()
+        return resharding
+
+    async def restart(self) -> None:
+        """What was on disk is there, and nothing else."""
+        await end(self._task)
+        handlers = self.world.seed.swarm._dispatcher._handlers
+        for method in ("run.shardings", "run.work", "run.scores"):
+            del handlers[method]
+        self.resharding = self._begin()
+        self._task = asyncio.create_task(self.resharding.run())
+        await asyncio.sleep(0.1)
 
     def _at_genesis(self, module: Any, version: int) -> Any:
         """Nobody trains in these tests: version 1 is version 0 again."""
         return self._version(self.evaluator, module, 0)
+
+    async def peer(self, number: int, *, has_worked: bool = True) -> Member:
+        """Somebody who has found the seed node."""
+        node = self.world.peer(number)
+        await node.watch.refresh()
+        if has_worked:
+            self.workers.add(node.peer)
+        return node
 
     async def open(self) -> None:
         self.beating = asyncio.create_task(self.scorer.presence.run())
@@ -117,13 +154,63 @@ async def at_the_desk(folder: Path) -> AsyncIterator[Desk]:
 async def test_every_path_is_given_out_once_the_askers_own_first(tmp_path: Path) -> None:
     async with at_the_desk(tmp_path) as desk:
         own = desk.world.run.topology.path(2)
-        given = [await ask_work(desk.scorer, own) for _ in range(5)]
+        askers = [desk.scorer, *[await desk.peer(number) for number in range(10, 15)]]
+        given = [await ask_work(node, own) for node in askers[:5]]
         paths = [work.path for work, _ in given[:4] if work is not None]
         assert paths[0] == own and sorted(paths) == list(desk.world.run.topology.paths())
         assert given[4] == (None, True), "all are at work, and one may come back"
+        assert await ask_work(askers[1], own) == given[1], "the answer may have been lost"
         await asyncio.sleep(CONFIG.rounds.deadline_s / 2)
-        again, _ = await ask_work(desk.scorer, own)
-        assert again is not None, "who did not deliver in time loses its work"
+        again, _ = await ask_work(askers[4], own)
+        assert again is not None and again.path == own, "who did not deliver in time loses its work"
+
+
+async def test_one_peer_does_not_take_all_paths_and_its_turn_once_it_brings_nothing(tmp_path: Path) -> None:
+    """Attack: whoever asked got every path, for half a deadline, and then again before others asked."""
+    config = replace(
+        CONFIG, rounds=replace(CONFIG.rounds, rounds=5), routing=RoutingConfig(reshard_rounds=(1, 2, 3, 4))
+    )
+    async with World(tmp_path, config=config) as world:
+        desk = Desk(world)
+        await desk.open()
+        idle = await desk.peer(8)
+        taken = {work.path for work, _ in [await ask_work(idle, None) for _ in range(9)] if work is not None}
+        assert len(taken) == 1
+        await asyncio.sleep(CONFIG.rounds.deadline_s / 2)
+        for number in range(1, 5):
+            desk.evaluator.complete_version = partial(int, number)  # type: ignore[method-assign]
+            await eventually(lambda: desk.resharding._wanted is not None)
+            is_resting = number <= 1 + REST_SHARDINGS
+            given, _ = await ask_work(idle, None)
+            assert (given is None) == is_resting
+            if given is not None:
+                await desk.offer(idle, given, desk.honest(given))
+            while (work := (await ask_work(desk.scorer, None))[0]) is not None:
+                await desk.offer(desk.scorer, work, desk.honest(work))
+            await eventually(lambda: desk.resharding._wanted is None)
+        await desk.close()
+
+
+async def test_a_path_that_is_held_until_the_end_costs_the_next_turns_unless_it_was_taken_late(tmp_path: Path) -> None:
+    async with at_the_desk(tmp_path) as desk:
+        idle, honest, deadline_s = await desk.peer(7), await desk.peer(8), CONFIG.rounds.deadline_s
+        await asyncio.sleep(0.6 * deadline_s)
+        await ask_work(idle, None)
+        await asyncio.sleep(0.3 * deadline_s)
+        await ask_work(honest, None)
+        await eventually(desk.resharding.done.is_set)
+        assert desk.resharding._rests == {idle.peer: 1 + REST_SHARDINGS}
+
+
+async def test_a_path_is_given_to_those_only_whose_work_counts(tmp_path: Path) -> None:
+    """Attack: a key for each path."""
+    async with at_the_desk(tmp_path) as desk:
+        for number in range(60, 70):
+            stranger = await desk.peer(number, has_worked=False)
+            assert await ask_work(stranger, None) == (None, True)
+        assert (await ask_work(desk.scorer, None))[0] is not None
+        desk.workers.clear()
+        await eventually(desk.resharding.done.is_set, limit_s=desk.world.run.config.rounds.deadline_s)
 
 
 async def test_volunteers_score_and_the_sharding_follows_from_it(tmp_path: Path) -> None:
@@ -149,6 +236,8 @@ async def test_made_up_scores_are_refused_and_the_path_is_given_out_again(tmp_pa
     async with at_the_desk(tmp_path) as desk:
         work, _ = await ask_work(desk.scorer, None)
         assert work is not None
+        with pytest.raises(Refused, match="cannot be checked"):
+            await desk.offer(desk.scorer, work, b"junk")
         honest = np.frombuffer(desk.honest(work)[-12 * 3 * 4 :], dtype="<f4").reshape(12, 3)
         for table, words in (
             (encode_scores(honest * 0.5), "are not what its modules give"),
@@ -156,14 +245,101 @@ async def test_made_up_scores_are_refused_and_the_path_is_given_out_again(tmp_pa
             (encode_scores(honest * np.nan), "cannot be checked"),
             (b"junk", "cannot be checked"),
         ):
+            liar = await desk.peer(20 + len(desk.workers))
+            assert await ask_work(liar, work.path) == (work, True), "at once"
             with pytest.raises(Refused, match=words):
-                await desk.offer(desk.scorer, work, table)
-        other = desk.world.peer(8)
+                await desk.offer(liar, work, table)
+            assert await ask_work(liar, None) == (None, True), "not to the same one"
+        other = await desk.peer(8)
+        assert await ask_work(other, work.path) == (work, True), "to whoever asks for it"
         with pytest.raises(Refused, match="another author"):
             await desk.offer(desk.scorer, work, desk.honest(work), run="ab" * 32)
         with pytest.raises(Refused, match="are wanted"):
             await desk.offer(other, work, desk.honest(work), sharding=2)
         await desk.offer(other, work, desk.honest(work))
+
+
+def made_up(world: World, path: PathId) -> tuple[list[bytes], bytes]:
+    """Modules of somebody's own making, and what they really give."""
+    layouts = [world.run.layout(module) for module in path.modules()]
+    flats = [np.random.default_rng(7).normal(0, 0.02, layout.size).astype(np.float32) for layout in layouts]
+    part = sequences_of(world.run, world.seed.node.store).router
+    table = encode_scores(window_nats(path_model(world.run.config.model, flats), part.tokens))
+    return [encode_module(flat, layout) for flat, layout in zip(flats, layouts, strict=True)], table
+
+
+async def test_scores_of_other_modules_than_the_rounds_are_refused(tmp_path: Path) -> None:
+    """Attack: before anything was wanted a fresh key gave the scores of all paths, by modules of its own making."""
+    async with World(tmp_path, config=CONFIG) as world:
+        desk, stranger, paths = Desk(world), world.peer(99), list(world.run.topology.paths())
+        blobs, table = made_up(world, paths[0])
+        for blob in blobs:
+            await send(stranger, world.seed.node.peer, blob)
+        snapshots = tuple(BlobRef.of(blob) for blob in blobs)
+        work = Work(sharding=1, path=paths[0], snapshots=snapshots)
+        with pytest.raises(Refused, match="wanted now") as caught:
+            await desk.offer(stranger, work, table)
+        assert caught.value.reason == Reason.OTHER
+        await desk.open()
+        await stranger.watch.refresh()
+        desk.workers.add(stranger.peer)
+        asked, _ = await ask_work(stranger, paths[0])
+        assert asked is not None and asked.path == paths[0]
+        with pytest.raises(Refused, match="other versions") as caught:
+            await desk.offer(stranger, work, table)
+        assert caught.value.reason == Reason.OTHER and desk.resharding._missing(1) == paths
+        await desk.offer(stranger, asked, desk.honest(asked))
+        assert desk.resharding._missing(1) == paths[1:]
+        await desk.close()
+
+
+async def test_scores_are_taken_from_the_peer_that_was_asked(tmp_path: Path) -> None:
+    async with at_the_desk(tmp_path) as desk:
+        work, _ = await ask_work(desk.scorer, None)
+        stranger = await desk.peer(99, has_worked=False)
+        assert work is not None
+        unasked = replace(work, path=desk.world.run.topology.path(3))
+        unasked = replace(unasked, snapshots=desk.resharding._snapshots(unasked.path, 1))
+        for each in (work, unasked):
+            with pytest.raises(Refused, match="another peer is asked") as caught:
+                await desk.offer(stranger, each, desk.honest(each))
+            assert caught.value.reason == Reason.UNKNOWN_PEER
+        await asyncio.sleep(CONFIG.rounds.deadline_s / 2 + 1)
+        for _ in range(2):
+            await desk.offer(desk.scorer, work, desk.honest(work))  # late, and nobody else was asked; and once more
+        assert len(desk.resharding._missing(1)) == 3
+
+
+async def test_a_coordinator_that_restarts_takes_what_it_had_asked_for(tmp_path: Path) -> None:
+    async with at_the_desk(tmp_path) as desk:
+        scorers = [desk.scorer, await desk.peer(10), await desk.peer(11)]
+        works = [work for work, _ in [await ask_work(node, None) for node in scorers] if work is not None]
+        await desk.offer(desk.scorer, works[0], desk.honest(works[0]))
+        _, table = made_up(desk.world, works[1].path)
+        lie = Scores(
+            run=desk.world.run.id,
+            sharding=1,
+            path=works[1].path,
+            modules=("ab" * 32,) * len(works[1].snapshots),
+            table=BlobRef.of(table),
+            author=desk.scorer.peer,
+        )
+        name = f"scores-1-{lie.path}"
+        desk.store.write_document(name, canonical_bytes(seal(desk.scorer.swarm.signer, lie).to_dict()))
+        await desk.restart()
+        assert works[0].path not in desk.resharding._missing(1), "what was taken stays"
+        assert works[1].path in desk.resharding._missing(1), "but for what a former program took"
+        stranger = await desk.peer(99, has_worked=False)
+        with pytest.raises(Refused, match="another peer is asked"):
+            await desk.offer(stranger, works[1], desk.honest(works[1]))
+        await desk.offer(scorers[1], works[1], desk.honest(works[1]))
+        other = await desk.peer(8)
+        again, _ = await ask_work(other, works[2].path)
+        assert again == works[2]
+        with pytest.raises(Refused, match="another peer is asked"):
+            await desk.offer(scorers[2], works[2], desk.honest(works[2]))
+        await desk.offer(other, works[2], desk.honest(works[2]))
+        assert len(desk.resharding._missing(1)) == 1
 
 
 async def test_without_volunteers_the_seed_node_scores_itself(tmp_path: Path) -> None:

@@ -223,6 +223,18 @@ def test_a_fork_interrupted_at_any_write_comes_to_the_same_grid(
     assert writes >= 8, "a fork writes many files"
 
 
+def test_a_run_keeps_its_text_whatever_the_run_file_says_of_the_corpus_later(
+    warmed_up: tuple[Path, RunFile], tmp_path: Path
+) -> None:
+    """The same file by another path is another `source`, too."""
+    source, file = warmed_up
+    expected = fork(file, copied(source, tmp_path / "as-it-was"), signer(SEED_NUMBER)).id
+    moved = replace(file, corpus=replace(file.corpus, source=str(tmp_path / "nowhere")))
+    folder = copied(source, tmp_path / "moved")
+    assert fork(moved, folder, signer(SEED_NUMBER)).id == expected
+    assert (folder.root / "tokenizer.json").exists()
+
+
 def test_the_grid_begins_with_the_warm_ups_head_in_every_module(
     warmed_up: tuple[Path, RunFile], tmp_path: Path
 ) -> None:

@@ -88,13 +88,20 @@ def test_a_run_is_frozen_goes_on_is_taken_back_and_loses_a_volunteer(programs: P
     assert digests[version] == digests[1] and version > 3
     wait_versions(coordinator, version + 2)
 
-    # A ban while the coordinator is away: it is there after the restart, with all that was decreed before.
+    # A ban while the coordinator is away: it is there after the restart, with all that was decreed before. What the
+    # peer has done is taken out of the modules, and what the other one has done stays.
+    done(programs, "freeze", folder, "--reason", "noise")
     assert coordinator.end() == 0, coordinator.complaint
     peer = second.events("joined")[0]["peer"]
-    assert "is not running" in done(programs, "ban", f"...{peer[-6:]}", folder, "--reason", "noise")
+    said = done(programs, "ban", f"...{peer[-6:]}", folder, "--undo", "--reason", "noise")
+    assert "is not running" in said and f", rebuilt without ...{peer[-6:]} (not carried out yet): noise; " in said, said
     coordinator = programs.coordinator(run_file, folder)
     coordinator.wait_address()
-    assert [row["act"] for row in log_of(programs, folder)["decrees"]] == ["freeze", "unfreeze", "rollback", "ban"]
+    found = log_of(programs, folder)["decrees"]
+    assert [row["act"] for row in found[:5]] == ["freeze", "unfreeze", "rollback", "freeze", "ban"]
+    number = next(row["number"] for row in found[5:] if row["without"])  # of a module that both trained
+    eventually(lambda: log_of(programs, folder)["decrees"][number - 1]["version"], what=lambda: str(found[5:]))
+    done(programs, "unfreeze", folder)
     refused(second, 7, "has banned this volunteer: noise", peer)
     again = programs.run("dipaco-peer", "join", ticket, "--dry-run", "--home", second.home)
     refused(again, 7, "has banned this volunteer: noise")

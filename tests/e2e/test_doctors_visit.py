@@ -32,7 +32,7 @@ def test_a_machine_that_is_well_has_a_remark_on_everything_and_leaves_nothing(
 ) -> None:
     plate = endless.wait_address()
     checks = visit(programs, plate["ticket"], code=0)
-    wanted = {"python", "packages", "gpu", "identity", "files", "leftovers", "port", "memory", "disk", "clock"}
+    wanted = {"packages", "gpu", "identity", "files", "leftovers", "port", "memory", "disk", "clock"}
     assert wanted | {"reach", "line", f"seed {plate['address']}"} <= checks.keys()
     for name in ("clock", "memory", "disk", "reach", f"seed {plate['address']}"):
         assert checks[name]["level"] == "ok", checks[name]

@@ -77,9 +77,9 @@ class Peer:
 class Swarm:
     """A coordinator that knows the run, and a collector."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **run: Any) -> None:
         self.folder = folder
-        self.bench = Bench(folder / "bench")
+        self.bench = Bench(folder / "bench", **run)
         self.clock = VirtualClock()
         self.network = MemoryNetwork(0, self.clock)
         self.shown: list[Snapshot] = []

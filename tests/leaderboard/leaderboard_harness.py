@@ -22,7 +22,7 @@ from leaderboard.database import Database
 from leaderboard.ledger import Stage
 from leaderboard.model import Snapshot, VersionRow
 from leaderboard.rows import StageRows, stage_rows
-from leaderboard.snapshot import Inputs, take_snapshot
+from leaderboard.snapshot import take_snapshot
 
 NOW_S = 1_000_000.0
 COORDINATOR, LEADER, MIRROR, WORKER, STRANGER = (signer(number) for number in (SEED_NUMBER, 1, 2, 3, 9))
@@ -113,7 +113,7 @@ class Bench:
         return stage_rows(self.stage)
 
     def snapshot(self) -> Snapshot:
-        return take_snapshot(Inputs(stages=(self.stage,), refused=self.refused), now_s=NOW_S)
+        return take_snapshot((self.stage,), refused=self.refused, now_s=NOW_S)
 
     def row(self, version: int) -> VersionRow:
         [row] = [row for row in self.rows().versions if (row.module, row.version) == (MODULE, version)]

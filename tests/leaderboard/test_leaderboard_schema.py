@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from leaderboard_harness import COORDINATOR, MODULE, Bench, dump
 
-from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, WrongRun
+from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
 from leaderboard import database as database_module
 from leaderboard.database import MIGRATIONS, STATEMENTS, Database, migrate, open_database
 
@@ -120,14 +120,6 @@ def test_a_batch_of_writes_is_done_whole_or_not_at_all(database: Database) -> No
     with pytest.raises(sqlite3.Error):
         database.write([("heard", (1.0,)), ("heartbeat", ("peer", "volunteer", None, 1.0))])
     assert dump(database, "heard") == []
-
-
-def test_a_database_of_another_run_is_refused(tmp_path: Path, database: Database) -> None:
-    one, other = Bench(tmp_path / "one", rounds=2), Bench(tmp_path / "other", rounds=3)
-    database.write(one.stage.drain())
-    database.require_run(one.run)
-    with pytest.raises(WrongRun):
-        database.require_run(other.run)
 
 
 def test_observations_are_pruned_to_the_newest(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from dipaco_p2p.protocol.audits import Audit
 from dipaco_p2p.protocol.documents import seal
 from dipaco_p2p.protocol.standing import Findings
 from leaderboard.model import ContributorRow, Snapshot
-from leaderboard.snapshot import Inputs, take_snapshot
+from leaderboard.snapshot import take_snapshot
 
 AUDITED = JudgingConfig(audited=2)
 AUDITORS = sorted((STRANGER.peer, MIRROR.peer))
@@ -52,7 +52,7 @@ def test_versions_and_contributors_say_what_was_found(tmp_path: Path) -> None:
 def test_works_of_all_stages_are_counted_and_only_the_open_one_says_how_a_peer_stands(tmp_path: Path) -> None:
     before = told(tmp_path / "before", REPEATED, FORGED, judging=AUDITED)
     now = told(tmp_path / "now", REPEATED, None, rounds=5, judging=JudgingConfig(audited=1))
-    snapshot = take_snapshot(Inputs(stages=(before.stage, now.stage), refused={}), now_s=NOW_S)
+    snapshot = take_snapshot((before.stage, now.stage), refused={}, now_s=NOW_S)
     worker, forger = (of(snapshot, peer) for peer in (WORKER.peer, STRANGER.peer))
     assert (worker.repeated, worker.standing) == (2, "full")
     assert (forger.forged, forger.standings, forger.standing) == (1, (), "")

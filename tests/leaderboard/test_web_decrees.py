@@ -99,8 +99,23 @@ def test_a_version_that_went_back_says_why_and_is_not_called_the_first_of_a_stag
     assert text.count("back to version 6 by decree: diverged after a bad shard") == 1
     text = text_of(SMALL, f"/versions/{BACK.module}/9")
     assert "Back to version 6 by decree 4 of 2026-09-21 16:52 UTC: diverged after a bad shard." in text
-    assert "None: it brings an earlier version back." in text
+    assert "None: it was made by decree." in text
     assert "Back to" not in text_of(SMALL, f"/versions/{BACK.module}/6")
+
+
+def test_a_version_that_was_rebuilt_says_without_whose_work() -> None:
+    peer = next(row.peer for row in SMALL.decrees if row.act == "ban")
+    assert peer is not None and BACK.rollback is not None
+    back = replace(BACK, rollback=replace(BACK.rollback, without=(peer,)))
+    decrees = tuple(replace(row, without=(peer,)) if row.act == "rollback" else row for row in SMALL.decrees)
+    versions = tuple(back if row is BACK else row for row in SMALL.versions)
+    rebuilt = replace(SMALL, versions=versions, decrees=decrees)
+    text = text_of(rebuilt, f"/versions/{BACK.module}/9")
+    assert "Rebuilt from version 6 on by decree 4" in text and "Back to" not in text
+    assert f"without the contributions of ...{peer[-6:]}" in text
+    assert "rebuilt from version 6 on by decree: diverged" in text_of(rebuilt, f"/lineage/{BACK.module}/10")
+    assert f"to version 6, and rebuilt it without the work of ...{peer[-6:]}" in " ".join(decrees_of(rebuilt))
+    assert f"grid round 9, {BACK.module} was rebuilt from version 6 on" in text_of(rebuilt, "/")
 
 
 def test_a_curve_with_many_rollbacks_names_the_last_ones() -> None:
@@ -152,6 +167,7 @@ def test_decrees_are_data_for_programs(client: TestClient) -> None:
         "ended_by": None,
         "levels": "",
         "corpus": "",
+        "without": "",
     }
     versions = client.get("/api/v1/versions.json").json()["rows"]
     assert [(row["decree"], row["back_to"]) for row in versions if row["decree"] is not None] == [(4, 6)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runtime_harness import World
@@ -18,7 +19,8 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.protocol import decrees as rules
 from dipaco_p2p.protocol.decrees import Decree
 from dipaco_p2p.protocol.documents import Sealed, seal
-from dipaco_p2p.protocol.liveness import Claim
+from dipaco_p2p.protocol.liveness import Claim, Heartbeat
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import PathId
 
 COORDINATOR, BOB = signer(SEED_NUMBER), signer(77).peer
@@ -133,6 +135,30 @@ async def test_a_crowd_of_liars_does_not_hide_the_one_that_has_them(tmp_path: Pa
             await lie()
             await asyncio.sleep(1.0)
         assert newcomer.node.decrees.count == 1
+
+
+async def test_new_keys_at_every_look_keep_no_one_that_has_worked_from_being_asked(tmp_path: Path) -> None:
+    """Whoever was not asked yet came first, and keys cost nothing."""
+    async with World(tmp_path) as world:
+        honest, newcomer = world.peer(1), world.peer(90)
+        asked: list[PeerId] = []
+        newcomer.watch.workers = lambda: [honest.peer]
+        news = newcomer.watch.decree_news
+        liars = [signer(number).peer for number in range(100, 140)]
+
+        async def ask(peer: PeerId) -> None:
+            asked.append(peer)
+
+        news.try_learn = ask  # type: ignore[method-assign]
+        ttl_s = world.run.config.liveness.heartbeat_ttl_s
+        for look in range(20):
+            beats = {peer: Heartbeat(decrees=900) for peer in [*liars[2 * look : 2 * look + 2], honest.peer]}
+            works: list[Any] = []
+            news.heard(beats, newcomer.watch.known(), begin=works.append)
+            assert len(works) == 2
+            await asyncio.gather(*works)
+            await asyncio.sleep(ttl_s)
+        assert asked.count(honest.peer) == 20
 
 
 async def test_what_the_banned_say_counts_for_nothing_until_they_are_admitted(tmp_path: Path) -> None:

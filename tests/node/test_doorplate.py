@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 
-from dipaco_p2p.node.doorplate import VOLUNTEERS_MAX, make_ticket, tell_address, told_address, whom_to_name
+from dipaco_p2p.node.doorplate import (
+    REMEMBERED_MAX,
+    VOLUNTEERS_MAX,
+    make_ticket,
+    tell_address,
+    told_address,
+    whom_to_name,
+    whom_to_remember,
+)
 from dipaco_p2p.node.entry import read_entry
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
@@ -89,3 +97,35 @@ def test_keys_without_work_and_addresses_of_others_do_not_come_into_a_ticket() -
     beats |= {liar: Heartbeat(addresses=(at(strangers[0]), "/ip4/nonsense", at(worker)))}
     workers = {worker, relayed, liar, COORDINATOR.peer, Signer(bytes([77]) * 32).peer}
     assert whom_to_name(watching(beats, seeds=[COORDINATOR.peer]), workers=workers) == ([OURS], [at(worker)])
+
+
+ME = signer(50).peer
+
+
+def living(peers: Sequence[PeerId], **more: Any) -> dict[PeerId, Heartbeat]:
+    return {peer: Heartbeat(addresses=(at(peer),), **more) for peer in peers}
+
+
+def test_those_who_have_worked_and_seeds_are_remembered_whatever_a_crowd_says_of_itself() -> None:
+    """Sixteen keys that call themselves seeds, at addresses that come first in any order, took every place."""
+    workers, crowd = PEERS[:10], PEERS[10:26]
+    beats = {peer: Heartbeat(role="seed", addresses=(f"/dns/a/tcp/1/p2p/{peer}",)) for peer in crowd}
+    beats |= {COORDINATOR.peer: Heartbeat(role="seed", addresses=(OURS,)), **living([*workers, ME])}
+    found = whom_to_remember(watching(beats, seeds=[COORDINATOR.peer]), [], workers={*workers, ME}, me=ME)
+    assert found[0] == OURS and set(found[1:11]) == set(map(at, workers)) and len(found) == REMEMBERED_MAX
+
+
+def test_without_any_work_those_met_before_stay_while_they_live_and_chance_draws_the_rest() -> None:
+    first = [at(peer) for peer in PEERS[:REMEMBERED_MAX]]
+    crowded = watching(living(PEERS))
+    assert whom_to_remember(crowded, first, workers=(), me=ME) == first
+    assert len({tuple(whom_to_remember(crowded, [], workers=(), me=ME)) for _ in range(20)}) > 1
+    few = watching(living(PEERS[:2]))
+    assert whom_to_remember(few, first, workers=(), me=ME) == first, "who is gone may be back"
+    assert whom_to_remember(few, first[2:], workers=(), me=ME)[2:] == first[2:]
+
+
+def test_a_peer_that_moved_is_remembered_where_it_is_and_nobody_at_anothers_address() -> None:
+    one, liar = PEERS[:2]
+    beats = living([one]) | {liar: Heartbeat(addresses=(at(one), f"{OURS}/p2p-circuit/p2p/{liar}"))}
+    assert whom_to_remember(watching(beats), [at(one, 9)], workers=(), me=ME) == [at(one)]

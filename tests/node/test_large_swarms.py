@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat
 from dipaco_p2p.protocol.neighbours import bits, place, sibling
 from dipaco_p2p.protocol.records import check_record, peer_key, peers_key, sign_record
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.summaries import CLAIMANTS_MAX, PathSummary, write_summaries
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.strict import plain
 from dipaco_p2p.topology import ModuleId, PathId
@@ -238,9 +241,22 @@ async def test_a_volunteer_reads_its_path_and_hears_of_the_others(tmp_path: Path
         assert (counts.told(), counts.covered(), counts.training()) == ({OTHER: 1, HIDDEN: 0}, 1, 1)
         standing = counts.standing(OTHER)
         assert standing is not None and (standing.progress, standing.is_due) == (5, False)
-        assert counts.elsewhere() == [5] and counts.standing(MINE) is None
+        assert counts.elsewhere() == Counter({5: 1}) and counts.standing(MINE) is None
         await reader.clock.sleep(3 * world.run.config.liveness.heartbeat_ttl_s)
         assert counts.told() == {}, "what is old counts for nothing"
+
+
+async def test_a_head_that_tells_of_thousands_costs_no_more_than_an_honest_one(tmp_path: Path) -> None:
+    """Attack: 9999 claimants on each path, of whom every leader of the level made a list, twice a second."""
+    async with some(tmp_path, 2) as (world, (liar, reader)):
+        nobody = {path: dict[PeerId, Claim]() for path in world.run.topology.paths()}
+        counts = PathCounts(world.run, reader.clock, nobody, is_whole=lambda: False)
+        paths = world.run.topology.paths_through(MODULE)
+        told = write_summaries([PathSummary(claimants=10**9, round=n, age_s=0.0) for n in range(len(paths))])
+        until_s = reader.clock.now_s() + world.run.config.liveness.heartbeat_ttl_s
+        counts.note_head(MODULE, replace(head(world, liar, version=0), paths=told), until_s=until_s)
+        elsewhere = counts.elsewhere()
+        assert len(elsewhere) == len(paths) and sum(elsewhere.values()) == CLAIMANTS_MAX * len(paths)
 
 
 async def test_what_was_read_counts_more_than_what_is_told(tmp_path: Path) -> None:

@@ -97,6 +97,18 @@ def test_a_forged_signature_is_not_believed(run: Run, mandates: Mandates) -> Non
     assert mandates.newest(MODULE) == ()
 
 
+def test_what_the_coordinator_granted_in_another_stage_is_not_believed(
+    run: Run, store: Store, mandates: Mandates
+) -> None:
+    """Attack: modules have the same names in every stage, and whoever showed an old grant deposed a living leader."""
+    assert mandates.believes(MODULE, first(run))
+    document = dataclasses.replace(first(run).document, run="ab" * 32, term=7)
+    assert not mandates.believes(MODULE, seal(COORDINATOR, document))
+    assert not mandates.believes(OTHER_MODULE, first(run, term=7))
+    assert mandates.newest(MODULE) == (first(run),) and mandates.newest(OTHER_MODULE) == ()
+    assert Mandates(run, Store(store.folder)).newest(MODULE) == (first(run),), "nor is the real one lost on disk"
+
+
 def test_a_head_shows_the_very_grant_that_was_signed(run: Run, mandates: Mandates) -> None:
     for sealed in (first(run), by_member(run, MIRROR, mirrors=(LEADER.peer,))):
         grant = sealed.document

@@ -15,7 +15,7 @@ from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node import ledger
 from dipaco_p2p.node.items import items_reply
 from dipaco_p2p.node.ledger import RemoteLedger
-from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed, seal
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, seal
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId
@@ -63,6 +63,27 @@ async def test_a_chain_without_an_end_is_an_error(tmp_path: Path, numbers: Any, 
         with pytest.raises(IntegrityError, match=words):
             await remote.chain(after=0)
         assert len(asked) <= shelf.run.config.rounds.rounds + 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"appraisals": BlobRef(digest="ab" * 32, size=2**40)}, "limit"),
+        ({"snapshot": BlobRef(digest="ab" * 32, size=2**40)}, "limit"),
+        ({"module": ModuleId(7, 0)}, "another run or module"),
+        ({"run": "cd" * 32}, "another run or module"),
+    ],
+    ids=["huge appraisals", "huge parameters", "another module", "another run"],
+)
+async def test_a_chain_of_which_nothing_can_be_fetched_is_an_error(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
+        [honest] = versions(shelf, [1])
+        odd = seal(LIAR, replace(honest.document, **changes))
+        remote, _ = liar(shelf, "mirror.chain", lambda after: [odd])
+        with pytest.raises(IntegrityError, match=words):
+            await remote.chain(after=0, until=1)
 
 
 async def test_open_contributions_that_repeat_are_an_error(tmp_path: Path) -> None:

@@ -10,14 +10,17 @@ import pytest
 from runtime_harness import World
 from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 
-from dipaco_p2p.config import WarmupConfig
+from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.config import ModelConfig, WarmupConfig
+from dipaco_p2p.core.model.layout import Layout, module_layout
 from dipaco_p2p.core.outer.compress import compress, encode_compressed
-from dipaco_p2p.errors import IntegrityError, WrongRun
+from dipaco_p2p.errors import ConfigError, IntegrityError, WrongRun
 from dipaco_p2p.node.run import Run, open_run
 from dipaco_p2p.node.stages import Stages, check_next_stage, fetch_stages
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Sharding, seal
+from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Manifest, Sealed, Sharding, seal
 from dipaco_p2p.swarm.api import Reply
+from dipaco_p2p.topology import Topology
 
 
 @pytest.fixture
@@ -57,6 +60,56 @@ def test_a_genesis_that_does_not_fit_the_model_is_refused(run: Run) -> None:
     value = seal(signer(SEED_NUMBER), replace(run.manifest, genesis=genesis)).to_dict()
     with pytest.raises(IntegrityError, match="17 bytes"):
         open_run(value)
+
+
+def forged(run: Run, key: int) -> Sealed[Manifest]:
+    """The run as another peer would begin it, with a genesis that does not fit."""
+    blob = BlobRef(digest=run.manifest.genesis[0].blob.digest, size=17)
+    genesis = tuple(GenesisRef(module=ref.module, blob=blob) for ref in run.manifest.genesis)
+    return seal(signer(key), replace(run.manifest, genesis=genesis, author=signer(key).peer))
+
+
+async def test_whose_manifest_it_is_comes_before_what_it_says_of_its_model(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        liar, newcomer = world.network.join(signer(8)), world.network.join(signer(9))
+        stages, author = list[Sealed[Manifest]](), world.run.manifest.author
+
+        async def answer(*_: Any) -> Reply:
+            return Reply({}, canonical_bytes([sealed.to_dict() for sealed in stages]))
+
+        liar.serve("run.manifest", answer)
+        stages[:] = [forged(world.run, 8)]
+        with pytest.raises(WrongRun, match="this address serves"):
+            await fetch_stages(newcomer, liar.peer, expected=world.run.id)
+        with pytest.raises(IntegrityError, match="another coordinator"):
+            await fetch_stages(newcomer, liar.peer, expected=None, author=author)
+        stages[:] = [forged(world.run, 7)]
+        with pytest.raises(WrongRun, match="another peer"):
+            await fetch_stages(newcomer, liar.peer, expected=None)
+        stages[:] = [forged(world.run, 8), world.run.sealed]
+        with pytest.raises(IntegrityError, match="does not follow"):
+            await fetch_stages(newcomer, liar.peer, expected=world.run.id, author=author)
+        stages[:] = [forged(world.run, 8)]
+        with pytest.raises(IntegrityError, match="17 bytes"):
+            await fetch_stages(newcomer, liar.peer, expected=None)
+
+
+def test_a_genesis_costs_one_layout_for_each_level(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = []
+
+    def noted(model: ModelConfig, level: int) -> Layout:
+        levels.append(level)
+        return module_layout(model, level)
+
+    monkeypatch.setattr("dipaco_p2p.node.run.module_layout", noted)
+    run.check_genesis()
+    assert levels == [0, 1, 2] and len(run.manifest.genesis) == 5
+
+
+def test_shards_are_counted_before_the_paths_are_listed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Topology, "paths")
+    with pytest.raises(ConfigError, match="shards"):
+        replace(run.manifest, shards=run.manifest.shards[1:])
 
 
 def test_bounds_hold_every_honest_payload(run: Run) -> None:

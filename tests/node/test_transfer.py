@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_harness import World
+from runtime_harness import World, node_of
+from tiny_run import signer
+from trickling import trickle
 
 from dipaco_p2p.canonical import digest
-from dipaco_p2p.errors import BlobMissing, Refused
-from dipaco_p2p.node.node import Member, fetch, send, serve_store
-from dipaco_p2p.node.store import UNFINISHED_UPLOADS_MAX, UNUSED_UPLOADS_MAX, Uploads
+from dipaco_p2p.errors import BlobMissing, Refused, SwarmError, Unreachable
+from dipaco_p2p.node.node import CALL_TIMEOUT_S, LEAST_BYTES_S, WAIT_S, Member, fetch, fetch_in_time, send, serve_store
+from dipaco_p2p.node.store import (
+    PARTIALS_MAX,
+    SLOW_BYTES_S,
+    UNFINISHED_UPLOADS_MAX,
+    UNUSED_UPLOADS_MAX,
+    UPLOAD_SPARE_S,
+    Uploads,
+)
+from dipaco_p2p.owner.chain import Chains
 from dipaco_p2p.protocol.documents import BlobRef
+from dipaco_p2p.protocol.liveness import Heartbeat
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Reply
+from dipaco_p2p.swarm.blobs.bandwidth import Line
 from dipaco_p2p.swarm.blobs.blobs import RANGE_BYTES
 from dipaco_p2p.swarm.calls import ReadBlob, WriteBlob
+from dipaco_p2p.swarm.memory import MemorySwarm
 
 DATA = bytes(range(256)) * 5000  # more than one range
 
@@ -74,6 +88,50 @@ async def test_a_blob_that_nobody_has_is_missing(tmp_path: Path) -> None:
         for holders in ([], [one.peer], [other.peer]):
             with pytest.raises(BlobMissing):
                 await fetch(one, BlobRef.of(DATA), holders=holders)
+
+
+async def test_a_peer_that_trickles_is_not_waited_for_longer_than_a_thin_line_takes(tmp_path: Path) -> None:
+    """Attack: a range in each call, as short and as late as may be, and 1 MiB took twenty minutes."""
+    now_s = asyncio.get_running_loop().time
+    async with World(tmp_path) as world:
+        one, other, honest = (world.peer(number) for number in (40, 41, 42))
+        ref, began_s = trickle(other.swarm, DATA), now_s()
+        with pytest.raises(Unreachable, match="did not come in"):
+            await fetch_in_time(one, ref, holders=[other.peer])
+        assert now_s() - began_s == pytest.approx(WAIT_S + len(DATA) / LEAST_BYTES_S, abs=0.1)
+        [partial] = (one.store.folder / "partial").iterdir()
+        assert 0 < partial.stat().st_size < len(DATA)
+        serve_store(honest.swarm, honest.store)
+        honest.store.put(DATA)
+        assert await fetch_in_time(one, ref, holders=[other.peer, honest.peer], keep=True) == DATA
+        assert one.store.size(ref.digest) == len(DATA)
+
+
+@pytest.mark.parametrize("size", [len(DATA), len(DATA) + 5, 2 * len(DATA)])
+async def test_a_stranger_that_trickles_somebodys_blob_keeps_nobody_from_it(tmp_path: Path, size: int) -> None:
+    """Attack: work that names the next update as its payload. A judge began to fetch that from its author alone, and
+    whoever wanted the update joined."""
+    async with World(tmp_path) as world:
+        one, other, honest = (world.peer(number) for number in (40, 41, 42))
+        serve_store(honest.swarm, honest.store)
+        ref = honest.store.put(DATA)
+        trickle(other.swarm, b"?" * size)
+        judging = asyncio.ensure_future(fetch_in_time(one, BlobRef(digest=ref.digest, size=size), holders=[other.peer]))
+        await asyncio.sleep(CALL_TIMEOUT_S + 1)
+        assert await fetch(one, ref, holders=[honest.peer, other.peer]) == DATA
+        assert not judging.done(), "it waits for the stranger, and nobody waits for it"
+        with pytest.raises(SwarmError):
+            await judging
+        assert await fetch(one, ref, holders=[honest.peer]) == DATA, "what the stranger sent does not stay for long"
+
+
+async def test_a_home_line_of_one_mbit_gives_a_state_to_four_at_once(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        swarm = world.network.join(signer(40), line=Line(up_mbit=1.0, clock=world.clock))
+        author = node_of(world.run, swarm, tmp_path / "author", world.clock, Heartbeat())
+        serve_store(author.swarm, author.store)
+        ref, readers = author.store.put(DATA), [world.peer(number) for number in range(41, 45)]
+        assert await asyncio.gather(*(fetch_in_time(one, ref, holders=[author.peer]) for one in readers)) == [DATA] * 4
 
 
 async def test_more_bytes_than_the_reference_says_are_not_taken(tmp_path: Path) -> None:
@@ -152,6 +210,120 @@ async def test_a_flood_of_unfinished_uploads_makes_room_for_itself_only(tmp_path
         assert len(list((other.store.folder / "partial").iterdir())) == UNFINISHED_UPLOADS_MAX + 1
         assert await begin(other, 0, b"") == len(b"theirs")
         assert await begin(one, 3 * UNFINISHED_UPLOADS_MAX - 1, b"") == len(b"ours")
+
+
+async def begin(uploads: Uploads, key: int, number: int = 0, *, data: bytes = b"x", offset: int = 0) -> int:
+    """Some bytes of an unfinished upload by the peer with this key, as a call brings them; what is there before."""
+    sink = await uploads._accept(signer(key).peer, digest(f"{key}, {number}".encode()), len(DATA))
+    have: int = sink.received
+    if data and have == offset:
+        sink.write(offset, data)
+    return have
+
+
+def call_from(node: Member, hosts: dict[PeerId, str]) -> None:
+    """These peers have calls open at `node`, from there."""
+    assert isinstance(node.swarm, MemorySwarm)
+    node.swarm._dispatcher._hosts |= hosts
+
+
+async def test_nine_keys_oust_neither_an_upload_that_goes_on_nor_a_download(tmp_path: Path) -> None:
+    async with between_two(tmp_path) as (one, other, uploads):
+        download = other.store.partial_path("0" * 64)
+        download.write_bytes(b"ours")
+        for part in range(10):
+            assert await begin(uploads, 40, data=DATA[:20_000], offset=part * 20_000) == part * 20_000
+            for number in range(8):
+                for key in range(50, 59):
+                    with suppress(Refused):  # so many at once are refused once the folder is full
+                        await begin(uploads, key, 8 * part + number)
+            await asyncio.sleep(1.0)
+        assert download.exists()
+        assert len(other.store.unfinished_uploads()) == PARTIALS_MAX
+
+
+async def test_a_crowd_of_keys_keeps_out_strangers_only_and_only_while_it_sends(tmp_path: Path) -> None:
+    async with between_two(tmp_path) as (one, other, uploads):
+        uploads.is_proven = {signer(42).peer}.__contains__
+        for key in (40, *range(100, 100 + PARTIALS_MAX - 1)):
+            await begin(uploads, key, data=DATA[:40_000])
+        for key in (250, 40):
+            with pytest.raises(Refused) as caught:
+                await begin(uploads, key, 1)
+            assert caught.value.reason == "busy"
+        assert await begin(uploads, 40, data=DATA[:40_000], offset=40_000) == 40_000, "it is one of the last ones"
+        for number in range(2):
+            await begin(uploads, 42, number, data=DATA[:40_000])
+        assert len(other.store.unfinished_uploads()) == PARTIALS_MAX
+        await asyncio.sleep(UPLOAD_SPARE_S)
+        for key in range(200, 240):
+            await begin(uploads, key)
+        assert await begin(uploads, 42, 1, data=b"") == 40_000, "of those that were silent strangers' go first"
+        assert len(other.store.unfinished_uploads()) == PARTIALS_MAX
+
+
+async def test_a_crowd_at_one_address_keeps_no_stranger_elsewhere_out(tmp_path: Path) -> None:
+    """Attack: 64 keys that send 1 kB/s each were all that a peer took, in a round before which nobody had worked."""
+    async with between_two(tmp_path) as (one, other, uploads):
+        crowd = [signer(key).peer for key in range(100, 100 + 2 * PARTIALS_MAX)]
+        call_from(other, dict.fromkeys(crowd, "192.0.2.1"))
+        call_from(other, dict.fromkeys([signer(40).peer, signer(41).peer], "192.0.2.2"))
+        for key in range(100, 100 + PARTIALS_MAX):
+            await begin(uploads, key, data=DATA[:40_000])
+        for key in (40, 41):  # neighbours
+            await begin(uploads, key, data=DATA[:10_000])
+        for part in range(1, 5):
+            await asyncio.sleep(8.0)
+            for key in (40, 41):
+                assert await begin(uploads, key, data=DATA[:10_000], offset=part * 10_000) == part * 10_000, (
+                    "slow, at most"
+                )
+            for number in range(PARTIALS_MAX):
+                with suppress(Refused):
+                    await begin(uploads, 100 + (40 * part + number) % len(crowd), part, data=DATA[:40_000])
+        assert len(other.store.unfinished_uploads()) == PARTIALS_MAX
+
+
+async def test_of_uploads_from_as_many_addresses_slow_ones_give_way(tmp_path: Path) -> None:
+    """Attack: the same from 64 addresses. A thin line of which eight uploads have a part each is no slow one."""
+    async with between_two(tmp_path) as (one, other, uploads):
+        crowd = range(100, 100 + PARTIALS_MAX)
+        call_from(other, {signer(key).peer: f"192.0.2.{key}" for key in (40, *crowd)})
+        part = int(SLOW_BYTES_S * 4.0) + 1
+        for step in range(6):
+            for _ in range(4):
+                for key in crowd:
+                    with suppress(Refused):
+                        held = await begin(uploads, key, data=b"")
+                        await begin(uploads, key, data=DATA[:1100], offset=held)
+                await asyncio.sleep(1.0)
+            assert await begin(uploads, 40, data=DATA[:part], offset=step * part) == step * part
+        assert len(other.store.unfinished_uploads()) == PARTIALS_MAX
+
+
+async def test_where_our_own_line_is_thin_no_upload_is_slow_that_has_its_part(tmp_path: Path) -> None:
+    """Else newcomers would oust each other for ever, and none would come to an end."""
+    async with World(tmp_path) as world:
+        swarm = world.network.join(signer(41), line=Line(down_mbit=0.5, clock=world.clock))
+        other = node_of(world.run, swarm, tmp_path / "other", world.clock, Heartbeat())
+        uploads = Uploads(swarm, other.store, world.clock, size_max=len(DATA))
+        crowd = range(100, 100 + PARTIALS_MAX)
+        call_from(other, {signer(key).peer: f"192.0.2.{key}" for key in (40, *crowd)})
+        for step in range(3):
+            for key in crowd:
+                assert await begin(uploads, key, data=DATA[:16_384], offset=step * 16_384) == step * 16_384
+            await asyncio.sleep(PARTIALS_MAX * 16_384 / swarm.line.down.bytes_per_s - 1.0)
+            with pytest.raises(Refused):
+                await begin(uploads, 40)
+            await asyncio.sleep(1.0)
+
+
+async def test_uploads_by_whom_a_version_counts_go_before_those_of_strangers(tmp_path: Path) -> None:
+    async with World(tmp_path) as world:
+        node = world.peer(40)
+        chains = Chains(node)
+        chains.earlier = frozenset({signer(41).peer})
+        assert [node.uploads.is_proven(signer(key).peer) for key in (41, 42)] == [True, False]
 
 
 async def test_finished_uploads_of_all_senders_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

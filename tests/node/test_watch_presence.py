@@ -89,6 +89,26 @@ async def test_who_cannot_be_dialled_any_more_owns_nothing_until_it_can(
             assert other.watch.heartbeats[one.peer].owns == bool(now)
 
 
+async def test_a_stranger_is_dialled_at_two_of_its_addresses_and_who_has_worked_at_all(tmp_path: Path) -> None:
+    """It may name eight of somebody else."""
+    async with between_two(tmp_path) as (_, one, other):
+        loopback, *outside = (f"/ip4/{host}/tcp/1/p2p/{one.peer}" for host in ("127.0.0.1", "10.0.0.1", "10.0.0.2"))
+        told = (loopback, *outside, *(f"/dns/a{n}/tcp/1/p2p/{one.peer}" for n in range(5)))
+        await one.presence.say()
+        await other.watch.refresh()
+        watch = other.watch
+        watch.heartbeats[one.peer] = replace(watch.heartbeats[one.peer], addresses=told)
+        drawn = [watch.addresses(one.peer) for _ in range(100)]
+        assert all(len(set(pair)) == 2 and loopback not in pair for pair in drawn), "what leaves a machine comes first"
+        assert {address for pair in drawn for address in pair} == set(told) - {loopback}, "each has its chance"
+        watch.typed[one.peer] = ("typed",)
+        assert watch.addresses(one.peer)[0] == "typed" and len(watch.addresses(one.peer)) == 3
+        watch.workers = lambda: [one.peer]
+        await watch.refresh()
+        watch.heartbeats[one.peer] = replace(watch.heartbeats[one.peer], addresses=told)
+        assert watch.addresses(one.peer) == ("typed", *told)
+
+
 async def test_a_heartbeat_is_as_old_as_the_newest_that_came(tmp_path: Path) -> None:
     async with between_two(tmp_path) as (world, one, other):
         assert other.watch.beaten_s(one.peer) is None

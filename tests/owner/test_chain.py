@@ -11,12 +11,20 @@ from typing import Any
 import pytest
 from mirror_harness import MODULE, ONE, OTHER, Shelf, on_shelf, refusal, require_no
 from tiny_run import SEED_NUMBER, gradient_bytes, granted, signer
+from trickling import trickle
+from virtual_time import eventually
 
-from dipaco_p2p.errors import Refused
+from dipaco_p2p.errors import IntegrityError, Refused, Unreachable
+from dipaco_p2p.node.calls import GetBranch, GetOpen
+from dipaco_p2p.node.items import items_reply
 from dipaco_p2p.node.ledger import Ledger
-from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.node import LEAST_BYTES_S, WAIT_S
+from dipaco_p2p.node.run import APPRAISALS_BYTES_MAX, Run
+from dipaco_p2p.owner.outer_state import KeptState
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sealed, cosign, is_cosigned, seal
 from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.versions import Branch
+from dipaco_p2p.swarm.memory import MemorySwarm
 from dipaco_p2p.topology import ModuleId
 
 both = pytest.mark.parametrize("keeps_everything", [False, True], ids=["mirror", "archive"])
@@ -247,6 +255,99 @@ async def test_whoever_took_over_while_a_leaders_calls_waited_finds_the_chain_as
             shelf.adopt(shelf.node.swarm.signer, term=2)
         assert [await refusal(work) for work in waiting] == [Reason.NOT_LEADER] * 3
         assert shelf.ledger.versions == [] and len(shelf.ledger.open) == 4, "as the new leader found it"
+
+
+async def led_by_one(shelf: Shelf) -> MemorySwarm:
+    """A leader of whom blobs can be had."""
+    member = shelf.world.peer(1)
+    assert member.peer == ONE.peer
+    await member.presence.beat()
+    await shelf.node.watch.refresh()
+    shelf.adopt(ONE, term=1)
+    assert isinstance(member.swarm, MemorySwarm)
+    return member.swarm
+
+
+@both
+@pytest.mark.parametrize("blob", ["snapshot", "update", "state", "appraisals"])
+async def test_of_a_version_that_names_more_than_can_be_nothing_is_fetched(
+    tmp_path: Path, blob: str, keeps_everything: bool
+) -> None:
+    """Attack: appraisals of 2^40 bytes, from a leader that sent quickly, filled the coordinator's memory."""
+    async with on_shelf(tmp_path, keeps_everything=keeps_everything) as shelf:
+        served: list[str] = []
+        ref = replace(trickle(await led_by_one(shelf), bytes(2**20), on_asked=served.append), size=2**40)
+        version = replace(shelf.version(1)[0].document, **{blob: ref})
+        with pytest.raises(IntegrityError, match="limit"):
+            await shelf.keep(seal(ONE, version))
+        assert not served
+
+
+@both
+async def test_a_leader_that_trickles_holds_a_chain_until_the_next_grant_at_most(
+    tmp_path: Path, keeps_everything: bool
+) -> None:
+    """Attack: what judges said, as large as may be and a little at a time, and no later leader's version was taken."""
+    async with on_shelf(tmp_path, keeps_everything=keeps_everything) as shelf:
+        served: list[str] = []
+        said = trickle(await led_by_one(shelf), bytes(APPRAISALS_BYTES_MAX), on_asked=served.append)
+        evil = seal(ONE, replace(shelf.version(1)[0].document, appraisals=said))
+        held = asyncio.ensure_future(shelf.keep(evil))
+        await eventually(lambda: bool(served))
+        shelf.adopt(OTHER, term=2)
+        honest, _ = shelf.version(1, leader=OTHER, term=2)
+        async with asyncio.timeout(WAIT_S):
+            await shelf.keep(honest, sender=OTHER)
+        assert await refusal(held) == Reason.NOT_LEADER
+
+
+@both
+async def test_a_leader_that_trickles_is_waited_for_as_long_as_a_thin_line_takes(
+    tmp_path: Path, keeps_everything: bool
+) -> None:
+    async with on_shelf(tmp_path, keeps_everything=keeps_everything) as shelf:
+        swarm = await led_by_one(shelf)
+        await shelf.keep(shelf.version(1)[0])  # so that only one blob is asked for
+        said = trickle(swarm, bytes(2**18))
+        evil = seal(ONE, replace(shelf.version(2)[0].document, appraisals=said))
+        async with asyncio.timeout(WAIT_S + said.size / LEAST_BYTES_S + 1):
+            with pytest.raises(Unreachable, match="did not come in"):
+                await shelf.keep(evil)
+
+
+async def test_a_leader_that_lists_what_it_trickles_has_a_new_mirror_for_the_time_of_one(tmp_path: Path) -> None:
+    """Attack: each of 16,384 contributions would have had a time of its own, while the chain takes nothing else."""
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
+        swarm, listed = await led_by_one(shelf), []
+        for number in range(20):
+            payload = trickle(swarm, bytes([number]) * shelf.run.payload_bytes_max(MODULE))
+            honest = shelf.contribution(1, variant=number)[0].document
+            listed.append(seal(signer(30), replace(honest, payload=payload)))
+        listed.sort(key=lambda sealed: sealed.id)
+
+        async def branch(sender: str, request: GetBranch) -> Branch:
+            return Ledger(shelf.run, shelf.world.peer(60).store, MODULE).branch
+
+        async def opens(sender: str, request: GetOpen) -> Any:
+            return items_reply(sealed for sealed in listed if sealed.id > request.after)
+
+        GetBranch.serve(swarm, branch)
+        GetOpen.serve(swarm, opens)
+        async with asyncio.timeout(3 * (WAIT_S + shelf.run.payload_bytes_max(MODULE) / LEAST_BYTES_S)):
+            await shelf.chain.welcome(ONE.peer)
+
+
+async def test_an_outer_state_that_is_only_trickled_is_lost_after_some_tries(tmp_path: Path) -> None:
+    """Attack: nobody else has it, the own disk has lost it, and the next leader never led."""
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
+        swarm = await led_by_one(shelf)
+        await shelf.keep(shelf.version(1)[0])
+        head = shelf.ledger.head
+        assert head.state is not None
+        trickle(swarm, bytes(head.state.size))
+        shelf.node.store.drop(head.state.digest)
+        async with asyncio.timeout(4 * (WAIT_S + head.state.size / LEAST_BYTES_S)):
+            assert await KeptState(shelf.node).read_patiently(head, holders=[ONE.peer]) is None
 
 
 async def test_who_is_not_in_the_group_takes_nothing(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ async def test_a_rollback_is_a_version_with_earlier_parameters_that_anybody_can_
         assert reader.version == group.leader.ledger.head
         await make_versions(world, group.leader, author, 2, seed=5)
         await reader.sync(after=5)
-        assert (reader.version.version, group.leader.ledger.rolled_back_by) == (6, 1)
+        assert (reader.version.version, group.leader.ledger.due(group.leader.node.decrees)) == (6, None)
         await require_safe(world, group, versions=6)
 
 

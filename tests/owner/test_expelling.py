@@ -50,7 +50,7 @@ class OwnerScene(AuditScene):
 
     async def told(self) -> None:
         for each in self.world.leaders[1:]:
-            await each.node.watch.learn_mandate(MODULE, self.leader.peer)
+            await each.node.watch.mandate_news.learn(MODULE, self.leader.peer)
             await each.chain.follow(self.leader.peer)
 
     async def next_version(self) -> None:

@@ -6,27 +6,29 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from judging_scene import BAD, GOOD, MODULE, OTHER_PATH, PATH, Scene, gradient, judged_config
 from runtime_harness import World, offer
 from tiny_run import MODEL, contribution_of, initial, signer, tiny_config, version_of
-from virtual_time import eventually, play
+from trickling import trickle
+from virtual_time import end, eventually, play
 
 from bootstrap.archives.verify import verify_run
+from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.core.outer.outer_step import OuterState
 from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.node.calls import Appraise
-from dipaco_p2p.node.node import Member, ask
+from dipaco_p2p.node.node import Member, ask, send
 from dipaco_p2p.node.run import Run
-from dipaco_p2p.owner.judge import Measure, drawn, mean_and_error, measured_gains
+from dipaco_p2p.owner.judge import FETCHED_AT_ONCE, Measure, drawn, mean_and_error, measured_gains
 from dipaco_p2p.owner.version import Admitted, make_again
 from dipaco_p2p.protocol.audits import Audit
-from dipaco_p2p.protocol.decrees import ADMIT, Decree
+from dipaco_p2p.protocol.decrees import ADMIT, Decree, ShownDecree
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, seal
-from dipaco_p2p.protocol.expulsion import Expulsion, Readmission, Vote
+from dipaco_p2p.protocol.expulsion import Expulsion, Vote
 from dipaco_p2p.protocol.gate import DRAW, GAIN_MAX, Appraisal
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import Signer
@@ -136,6 +138,73 @@ def test_work_that_nobody_can_measure_counts_only_of_those_whom_the_chain_knows(
         later = await on.push(author, 2 * GOOD, gives=False)
         await on.version(2)
         assert later in on.counted()
+
+    scene(tmp_path, act)
+
+
+UNREADABLE = {"a": {"dtype": "F32", "shape": [0, 2**47, 2**47], "data_offsets": [0, 0]}}
+"""The header of a tensor whose shape no array has."""
+
+
+@pytest.mark.parametrize("is_readable", [False, True])
+def test_a_newcomers_work_does_not_count_where_its_leaders_own_judge_fails(tmp_path: Path, is_readable: bool) -> None:
+    """Attack: harmful work named a part that numpy refuses with an error of its own. That ended the task which asks
+    judges, before anybody had noted that the work was unheard, and the work counted."""
+
+    def fails(*parts: Any) -> Any:
+        raise ValueError("a fault of ours")
+
+    async def scenario() -> None:
+        async with World(tmp_path, config=judged_config(), measure=fails if is_readable else toy_gains) as world:
+            seed, expired = world.seed, list[str]()
+            seed.node.history.listen(lambda event: expired.append(event.get("reason", event["ev"])))
+            await seed.node.watch.refresh()
+            await seed.ownership.take(MODULE)
+            on = Scene(world, cast(Any, seed), seed.ownership._leaders[MODULE])
+            author = await on.author(61)
+            sealed = await on.work(author, BAD)
+            if not is_readable:
+                header = canonical_bytes(UNREADABLE)
+                blob = len(header).to_bytes(8, "little") + header
+                await send(author, seed.node.peer, blob)
+                other, *rest = sealed.document.others
+                named = replace(sealed.document, others=(replace(other, payload=BlobRef.of(blob)), *rest))
+                sealed = seal(author.swarm.signer, named)
+            await offer(author, seed.node.peer, sealed, gradient(on.run, MODULE, BAD))
+            await eventually(lambda: Reason.UNJUDGED in expired)
+            assert on.owner.head.version == 0
+
+    play(scenario)
+
+
+def test_an_author_that_trickles_its_work_holds_up_no_judge(tmp_path: Path) -> None:
+    """Attack: it named another module's part that nobody else has. The judge was at it for as long as the author liked,
+    measured nothing meanwhile, and honest work expired."""
+
+    async def act(on: Scene) -> None:
+        hostile, judge = await on.author(61), on.world.seed.node
+        measured = list[str]()
+        judge.history.listen(lambda event: measured.append(event["work"]) if event["ev"] == "appraised" else None)
+        part = trickle(hostile.swarm, bytes(on.run.payload_bytes_max(OTHER_PATH.modules()[0])))
+        sealed = await on.work(hostile, GOOD, path=OTHER_PATH)
+        other, *rest = sealed.document.others
+        lie = replace(sealed.document, others=(replace(other, payload=part), *rest))
+        works = [replace(lie, tokens=lie.tokens - one) for one in range(FETCHED_AT_ONCE + 1)]
+        beating = asyncio.create_task(hostile.presence.run())
+        await eventually(lambda: hostile.peer in judge.watch.heartbeats)
+        requests = [Appraise(contribution=seal(hostile.swarm.signer, work)) for work in works]
+        asking = [asyncio.ensure_future(ask(on.leader.node, judge.peer, request)) for request in requests]
+        await asyncio.sleep(1.0)
+        honest = await on.work(await on.author(60), GOOD)
+        await ask(on.leader.node, judge.peer, Appraise(contribution=honest), timeout_s=1.0)
+        assert measured == [honest.document.work]
+        with pytest.raises(Refused) as caught:
+            await asking[0]
+        assert caught.value.reason == Reason.PAYLOAD_MISSING
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await end(beating)
 
     scene(tmp_path, act)
 
@@ -258,7 +327,7 @@ def test_a_version_that_counts_refused_work_is_made_again_by_nobody(tmp_path: Pa
             run=run.origin, number=1, previous="", at_s=0.0, act=ADMIT, reason="", peer=author.peer, author=judge.peer
         )
         with pytest.raises(IntegrityError, match="readmission"):
-            make(known, findings=None, readmits=Readmission(decree=decree, signature="ab" * 64))
+            make(known, findings=None, readmits=ShownDecree(decree=decree, signature="ab" * 64))
 
     scene(tmp_path, act)
 

@@ -15,7 +15,7 @@ from virtual_time import end
 from bootstrap.archives.verify import verify_run
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.calls import Prove
-from dipaco_p2p.node.node import ask
+from dipaco_p2p.node.node import CONTROL_TIMEOUT_S, LEAST_BYTES_S, WAIT_S, ask
 from dipaco_p2p.node.store import DIGEST
 from dipaco_p2p.owner import challenges
 from dipaco_p2p.owner import keeper as keeping
@@ -30,10 +30,14 @@ from dipaco_p2p.protocol.keeping import (
     KEEPERS,
     LATE_LIVES,
     NONCE_CHARS,
+    PROOF_BYTES_MAX,
     RANGE_VERSIONS,
     Range,
     keepers,
 )
+from dipaco_p2p.swarm.blobs.bandwidth import CUT_BYTES_MIN
+from dipaco_p2p.swarm.calls import Range as Found
+from dipaco_p2p.swarm.calls import ReadBlob
 
 FIRST, SECOND = Range(MODULE, 0), Range(MODULE, 1)
 NONCE = "0" * NONCE_CHARS
@@ -223,6 +227,35 @@ async def test_a_challenge_of_what_the_archive_has_forgotten_costs_its_line_a_pa
         honest = next(one for one in found.each if here(one, FIRST))
         assert await found.challenges.challenge(honest.peer, FIRST, refs[-1]) is Answer.PROVED
         assert 0 < sum(came) <= 64
+
+
+@pytest.mark.parametrize(
+    ("piece", "answer"),
+    [(1, Answer.LIED), (CUT_BYTES_MIN, Answer.SILENT)],
+    ids=["a byte at a time", "as little as a fetch takes"],
+)
+async def test_a_keeper_that_trickles_a_part_is_waited_for_as_long_as_a_thin_line_takes(
+    tmp_path: Path, piece: int, answer: Answer
+) -> None:
+    """Attack: one byte in 4.9 s, and all challenges stood still for days."""
+    async with on_keepers(tmp_path, count=4) as found:
+        await found.looks(2)
+        bad, store = next(one for one in found.each if here(one, FIRST)), found.world.seed.node.store
+        ref = bad.keeper.store.put(bytes(PROOF_BYTES_MAX))
+        store.put(bytes(PROOF_BYTES_MAX))
+        assert found.challenges._parts(ref)
+        store.drop(ref.digest)
+
+        async def trickle(sender: str, request: ReadBlob) -> Found:
+            await found.world.clock.sleep(0.98 * CONTROL_TIMEOUT_S)
+            return Found(size=ref.size, body=bytes(min(piece, request.length)))
+
+        bad.swarm._dispatcher._handlers[ReadBlob.METHOD] = ReadBlob.door(trickle)
+        async with asyncio.timeout(WAIT_S + PROOF_BYTES_MAX / LEAST_BYTES_S + 1):
+            assert await found.challenges.challenge(bad.peer, FIRST, ref) is answer
+        honest = next(one for one in found.each if one is not bad)
+        honest.keeper.store.put(bytes(PROOF_BYTES_MAX))
+        assert await found.challenges.challenge(honest.peer, FIRST, ref) is Answer.PROVED
 
 
 async def test_an_archive_forgets_nothing_before_it_has_taken_the_parts_down(tmp_path: Path) -> None:

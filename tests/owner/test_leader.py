@@ -21,6 +21,7 @@ from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.items import read_items
 from dipaco_p2p.node.node import send
 from dipaco_p2p.node.run import Run
+from dipaco_p2p.node.store import UNUSED_UPLOADS_MAX
 from dipaco_p2p.owner.rejections import OF_AUTHOR_MAX
 from dipaco_p2p.protocol.documents import (
     BlobRef,
@@ -120,6 +121,25 @@ async def test_a_payload_that_rotted_on_disk_is_asked_for_again(tmp_path: Path) 
             await stage.owner.contribute(stage.node.peer, sealed)
         assert caught.value.reason == "payload-missing"
         assert (await offer(stage.node, stage.leader.peer, sealed, payload)).document.contribution == sealed.id
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+async def test_a_payload_of_another_size_than_stated_is_refused_and_nothing_of_it_stays(
+    tmp_path: Path, more: int
+) -> None:
+    """Attack: no mirror took it, and the leader kept each try on its disk for good."""
+    async with on_stage(tmp_path) as stage:
+        node = stage.leader.node
+        for seed in range(UNUSED_UPLOADS_MAX + 3):
+            payload = gradient_bytes(stage.world.run, MODULE, seed=seed)
+            ref, honest = BlobRef.of(payload), stage.document(payload)
+            document = replace(honest, payload=replace(ref, size=ref.size + more))
+            with pytest.raises(Refused) as caught:
+                await offer(stage.node, stage.leader.peer, document, payload)
+            assert caught.value.reason == Reason.MALFORMED
+        assert not stage.leader.chain.ledger.open and not node.store.documents("open-")
+        assert sum(map(len, node.uploads._unused.values())) == UNUSED_UPLOADS_MAX, "the oldest are dropped"
+        await stage.honest_round(1)
 
 
 async def test_too_large_a_payload_is_refused_before_it_is_kept(tmp_path: Path) -> None:

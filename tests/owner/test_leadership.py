@@ -385,6 +385,27 @@ async def test_a_seed_that_leads_and_is_slow_to_answer_is_not_deposed(tmp_path: 
         assert (await lead_at_last(world, first)).grant.term > term
 
 
+async def test_a_term_whose_grant_came_too_late_is_led_as_soon_as_it_is_heard_of(tmp_path: Path) -> None:
+    """And no further one is asked for: its answer could be as late, while nobody leads."""
+    async with on_stage(tmp_path) as (world, first, _, author):
+        term, handlers = first.node.mandates.term(MODULE), world.seed.swarm._dispatcher._handlers
+        adopt = handlers["archive.adopt"]
+
+        async def late(*request: Any) -> Reply:
+            reply = await adopt(*request)
+            await asyncio.sleep(2 * CALL_TIMEOUT_S)
+            return reply
+
+        handlers["archive.adopt"] = late
+        with pytest.raises(IntegrityError):  # nobody else may grant it
+            await first.lead(MODULE)
+        await first.node.watch.mandate_news.learn(MODULE, world.seed.node.peer)
+        owner = await first.lead(MODULE)
+        assert owner.grant.term == first.node.mandates.term(MODULE) == term + 1
+        await make_versions(world, first, author)
+        require_verified(world, versions=1)
+
+
 async def test_when_a_seed_that_led_is_gone_a_mirror_goes_on(tmp_path: Path) -> None:
     async with on_stage(tmp_path, owners=3) as (world, first, second, author):
         await world.seed.ownership.take(MODULE)

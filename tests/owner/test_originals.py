@@ -134,6 +134,12 @@ async def test_who_may_not_contribute_may_not_commit(tmp_path: Path) -> None:
         with pytest.raises(Refused) as caught:
             await commit(stage, stage.node, seal(stage.node.swarm.signer, early))
         assert caught.value.reason == Reason.STALE_BASE
+        topology, works = stage.world.run.topology, stage.leader.chain.originals._works
+        elsewhere = next(path for path in topology.paths() if MODULE not in path.modules())
+        for odd in (elsewhere, PathId((0, 0, 9)), PathId((0, 9, 0)), PathId((0, 0))):
+            with pytest.raises(Refused) as caught:
+                await commit(stage, stage.node, work_of(stage, stage.node, b"mine", path=odd))
+            assert caught.value.reason == Reason.WRONG_PATH and not works
         stage.leader.chain.node.mandates.grant = lambda module: None  # type: ignore[method-assign]
         with pytest.raises(Refused) as caught:
             await commit(stage, stage.node, work_of(stage, stage.node, b"mine"))
@@ -142,6 +148,7 @@ async def test_who_may_not_contribute_may_not_commit(tmp_path: Path) -> None:
 
 async def test_a_crowd_of_commitments_costs_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(originals, "COMMITTED_MAX", 3)
+    monkeypatch.setattr(originals, "_lot", lambda secret, author: b"")
     async with on_stage(tmp_path) as stage:
         found = Originals(stage.world.run, MODULE)
         works, gradient = same_work(stage, *range(70, 80))
@@ -163,6 +170,98 @@ async def test_a_crowd_of_commitments_costs_no_memory(tmp_path: Path, monkeypatc
         assert found._works
         found.forget(oldest_base=REMEMBERED + 1)
         assert not found._works
+
+
+async def test_what_one_author_commits_to_is_bounded_by_its_paths(tmp_path: Path) -> None:
+    """Attack: with made-up paths one peer that had worked filled any memory."""
+    async with on_stage(tmp_path, staleness=1) as stage:
+        await stage.honest_round(1)
+        paths, works = stage.world.run.topology.paths_through(MODULE), stage.leader.chain.originals._works
+        assert stage.node.peer in stage.leader.chain.ledger.workers
+        before = len(works)
+        for index in range(9, 29):
+            with pytest.raises(Refused):
+                await commit(stage, stage.node, work_of(stage, stage.node, b"mine", path=PathId((index,) * 3)))
+        for number in range(3):
+            for base in (0, 1, 2):  # of version 0 and PATH the work has come, and counts
+                for path in paths:
+                    document = stage.document(b"%d" % number, path=path, base_version=base)
+                    await commit(stage, stage.node, seal(stage.node.swarm.signer, document))
+        assert len(works) - before == 3 * len(paths)
+
+
+async def test_one_key_does_not_take_the_places_of_newcomers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: one stranger committed to all that is remembered, and no newcomer's commitment was."""
+    monkeypatch.setattr(originals, "COMMITTED_MAX", 4)
+    monkeypatch.setattr(originals, "_lot", lambda secret, author: b"1" if author == signer(73).peer else b"0")
+    async with on_stage(tmp_path) as stage:
+        found = Originals(stage.world.run, MODULE)
+        (honest, first, second, third, fourth), gradient = same_work(stage, 70, 71, 72, 73, 74)
+        greedy = [seal(signer(75), replace(first.document, author=signer(75).peer, base_version=b)) for b in range(6)]
+        for sealed in greedy:
+            found.commit(sealed, is_known=False)
+        assert list(found._works) == [sealed.id for sealed in greedy[:4]]
+        for sealed in (honest, first, second):
+            found.commit(sealed, is_known=False)
+        everybody = {greedy[0].id, honest.id, first.id, second.id}
+        assert found._works.keys() == everybody, "the latest of whoever has most gives way"
+        found.commit(greedy[1], is_known=False)
+        found.commit(third, is_known=False)
+        assert found._works.keys() == everybody, "nobody has more than a newcomer, or a worse lot"
+        found.add(second, found.sketch(gradient))
+        found.commit(third, is_known=False)
+        assert third.id in found._works, "what has come takes no place of those that wait"
+        found.take_back(second.id)
+        assert second.id in found._works
+        found.commit(fourth, is_known=True)
+        assert fourth.id in found._works
+
+
+def remembered(stage: Stage, works: list[Sealed[Contribution]]) -> set[str]:
+    """The authors of which commitments are remembered that come in this order."""
+    found = Originals(stage.world.run, MODULE)
+    for sealed in works:
+        found.commit(sealed, is_known=False)
+    return {work.document.author for work in found._works.values()}
+
+
+async def test_a_crowd_of_commitments_keeps_strangers_out_by_chance_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack: a key for each place, all of which came first, and no other stranger's commitment was remembered."""
+    monkeypatch.setattr(originals, "COMMITTED_MAX", 40)
+    monkeypatch.setattr("secrets.token_bytes", lambda count: bytes(count))
+    async with on_stage(tmp_path) as stage:
+        crowd, honest = same_work(stage, *range(100, 140))[0], same_work(stage, *range(150, 160))[0]
+        kept = remembered(stage, crowd + honest)
+        ours = {sealed.document.author for sealed in honest}
+        assert len(kept) == 40 and len(kept & ours) >= 5, "four in five of all authors, whoever they are"
+        for order in (honest + crowd, [*crowd, *honest, *crowd, *crowd], [*reversed(crowd), *honest, *honest]):
+            assert remembered(stage, order) == kept, "neither who comes first, nor who comes again and again"
+        monkeypatch.setattr("secrets.token_bytes", lambda count: bytes([1]) * count)
+        assert remembered(stage, crowd + honest) != kept, "nobody foresees it"
+
+
+async def test_a_crowd_of_commitments_takes_no_place_of_who_has_worked_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for another module, or long ago."""
+    monkeypatch.setattr(originals, "COMMITTED_MAX", 3)
+    async with on_stage(tmp_path) as stage:
+        author, works = await joined(stage, 61), stage.leader.chain.originals._works
+        stage.leader.chain.chains.earlier = frozenset({author.swarm.peer})
+        for number in range(70, 76):
+            stranger = await joined(stage, number)
+            await commit(stage, stranger, work_of(stage, stranger, b"%d" % number))
+        sealed = work_of(stage, author, b"mine")
+        await commit(stage, author, sealed)
+        assert sealed.id in works and len(works) == 4
+        originals_ = stage.leader.chain.originals
+        originals_.take_back(sealed.id)
+        for number in range(80, 90):
+            stranger = await joined(stage, number)
+            await commit(stage, stranger, work_of(stage, stranger, b"%d" % number))
+        assert sealed.id in works, "nor after it came, and was not admitted"
 
 
 async def test_of_two_copies_that_a_new_leader_takes_over_none_is_the_original(tmp_path: Path) -> None:

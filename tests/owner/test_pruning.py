@@ -38,7 +38,12 @@ def run(store: Store) -> Run:
 @pytest.fixture
 def chain(run: Run, store: Store) -> ModuleChain:
     history = SimpleNamespace(add=lambda *parts, **named: None)
-    return Chains(cast(Any, SimpleNamespace(run=run, store=store, history=history)))[MODULE]
+    return Chains(
+        cast(
+            Any,
+            SimpleNamespace(run=run, store=store, history=history, uploads=SimpleNamespace(), watch=SimpleNamespace()),
+        )
+    )[MODULE]
 
 
 def contribution(run: Run, number: int, *, base: int) -> tuple[Sealed[Contribution], bytes]:

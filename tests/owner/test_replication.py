@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,13 @@ from tiny_run import gradient_bytes
 from virtual_time import eventually
 
 from dipaco_p2p.errors import Refused, Unreachable
-from dipaco_p2p.node.ledger import Ledger
-from dipaco_p2p.node.node import CONTROL_TIMEOUT_S
+from dipaco_p2p.node.calls import Commit, KeepContribution
+from dipaco_p2p.node.ledger import AUTHOR_BYTES_S, Ledger
+from dipaco_p2p.node.node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, WAIT_S, Member, serve_store
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, Custody, is_cosigned, seal, unseal
+from dipaco_p2p.owner.mirror_calls import COMING_BYTES_MAX
+from dipaco_p2p.owner.replication import LOST_TTLS
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, Custody, Sealed, is_cosigned, seal, unseal
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.versions import Known
@@ -85,6 +89,83 @@ async def test_no_receipt_while_mirrors_live_that_do_not_take_it(tmp_path: Path)
             await contribute(world, group.leader, author, seed=1)
         assert caught.value.reason == Reason.NO_MIRROR
         assert len(group.leader.said("receipt_signed")) == signed
+
+
+async def test_what_no_mirror_takes_leaves_nothing_but_its_commitment(tmp_path: Path) -> None:
+    """Attack: each try stayed on the leader's disk, and its author could make the next one at once."""
+    async with of_group(tmp_path) as (world, group, author):
+        leader, copier = group.leader, world.peer(61)
+        await make_versions(world, leader, author, seed=99)
+        await group.seed_away()
+        handlers = [mirror.swarm._dispatcher._handlers for mirror in group.mirrors]
+        answers = [each["mirror.contribution"] for each in handlers]
+        for mirror in group.mirrors:
+            deaf(mirror, "mirror.contribution")
+        payload = gradient_bytes(world.run, MODULE, seed=1)
+        original = seal(author.swarm.signer, document(world, leader.ledger, author, payload))
+        copy = seal(copier.swarm.signer, document(world, leader.ledger, copier, payload))
+        for node, sealed in ((author, original), (copier, copy)):
+            await Commit(contribution=sealed).call(node.swarm, leader.peer, timeout_s=5.0)
+        for _ in range(2):
+            with pytest.raises(Refused) as caught:
+                await offer(author, leader.peer, original, payload)
+            assert caught.value.reason == Reason.NO_MIRROR
+            assert not leader.ledger.open and not leader.node.store.documents("open-")
+            assert leader.node.store.get(BlobRef.of(payload).digest) is None
+        for each, answer in zip(handlers, answers, strict=True):
+            each["mirror.contribution"] = answer
+        assert (await offer(author, leader.peer, original, payload)).document.contribution == original.id
+        works = leader.chain.originals._works
+        assert works[original.id].sketch is not None and works[original.id].place < works[copy.id].place
+
+
+async def test_a_leader_that_is_deposed_in_the_middle_of_a_try_forgets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the mirror of the next leader it may have signed that it keeps this very contribution."""
+    async with of_group(tmp_path) as (world, group, author):
+        leader, owner = group.leader, group.leader.owner(MODULE)
+        await make_versions(world, leader, author, seed=99)
+        payload = gradient_bytes(world.run, MODULE, seed=1)
+        sealed = seal(author.swarm.signer, document(world, leader.ledger, author, payload))
+
+        async def deposed(sealed: Sealed[Contribution], payload: bytes) -> tuple[Custody, ...]:
+            leader.chain.add(sealed)
+            monkeypatch.setattr(type(owner), "is_leading", False)
+            raise Refused("it leads no more", reason=Reason.NOT_LEADER)
+
+        monkeypatch.setattr(owner, "_keep", deposed)
+        with pytest.raises(Refused):
+            await offer(author, leader.peer, sealed, payload)
+        assert sealed.id in leader.ledger.open
+        assert leader.node.store.get(BlobRef.of(payload).digest) == payload
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("reason", "is_deaf"), [(Reason.PAYLOAD_MISSING, False), (Reason.BUSY, True)])
+async def test_who_refuses_a_contribution_for_a_reason_in_it_is_not_deaf(
+    tmp_path: Path, reason: Reason, is_deaf: bool
+) -> None:
+    """Attack: a contribution that no honest mirror can take, again and again, had all mirrors replaced."""
+    async with of_group(tmp_path) as (world, group, author):
+        leader = group.leader
+        await make_versions(world, leader, author, seed=99)
+        await group.seed_away()
+
+        async def refuse(*_: object) -> Reply:
+            raise Refused("not this one", reason=reason)
+
+        owner, mirrors = leader.owner(MODULE), group.mirrors
+        for mirror in mirrors:
+            mirror.swarm._dispatcher._handlers["mirror.contribution"] = refuse
+        leader.ownership._mirrors = lambda *_, **__: owner.grant.mirrors  # type: ignore[method-assign]
+        since_s, ttl_s = world.clock.now_s(), world.run.config.liveness.heartbeat_ttl_s
+        while world.clock.now_s() - since_s < (LOST_TTLS + 1) * ttl_s:
+            with pytest.raises(Refused) as caught:
+                await contribute(world, leader, author, seed=1)
+            assert caught.value.reason == Reason.NO_MIRROR
+            await asyncio.sleep(0.5)
+        assert owner.deaf == ({mirror.peer for mirror in mirrors} if is_deaf else set())
 
 
 async def test_one_mirror_that_takes_it_is_enough(tmp_path: Path) -> None:
@@ -272,3 +353,104 @@ async def test_a_leader_that_hears_of_a_newer_one_from_a_mirror_stops(tmp_path: 
         with pytest.raises(Refused) as caught:
             await contribute(world, leader, author, seed=1)
         assert caught.value.reason == Reason.NOT_LEADER and not owner.is_leading
+
+
+# -- payloads come from their authors
+
+
+async def at_home(world: World, author: Member, payload: bytes) -> list[str]:
+    """The author can be dialled, as the owners know, and has its payload; the methods that others call it by."""
+    author.store.put(payload)
+    serve_store(author.swarm, author.store)
+    await author.presence.beat()
+    for node in (member.node for member in world.leaders):
+        await node.watch.refresh()
+        assert node.watch.addresses(author.peer)
+    called: list[str] = []
+    handlers = author.swarm._dispatcher._handlers  # type: ignore[attr-defined]
+    read = handlers["blob.read"]
+
+    async def noted(*request: Any) -> Any:
+        called.append("blob.read")
+        return await read(*request)
+
+    handlers["blob.read"] = noted
+    return called
+
+
+def uploads_to(group: Group) -> list[PeerId]:
+    """Mirrors to which parts of a blob are brought, from now on."""
+    brought: list[PeerId] = []
+    for mirror in group.mirrors:
+        handlers = mirror.swarm._dispatcher._handlers
+
+        async def noted(*request: Any, peer: PeerId = mirror.peer, write: Any = handlers["blob.write"]) -> Any:
+            brought.append(peer)
+            return await write(*request)
+
+        handlers["blob.write"] = noted
+    return brought
+
+
+async def test_mirrors_fetch_a_payload_from_its_author_not_over_the_leaders_line(tmp_path: Path) -> None:
+    """With 8 contributors and 2 mirrors the leader's uplink carried 16 payloads of others in each round."""
+    async with of_group(tmp_path) as (world, group, author):
+        await make_versions(world, group.leader, author, seed=99)
+        await group.seed_away()
+        payload = gradient_bytes(world.run, MODULE, seed=1)
+        read, brought = await at_home(world, author, payload), uploads_to(group)
+        sealed = seal(author.swarm.signer, document(world, group.leader.ledger, author, payload))
+        await offer(author, group.leader.peer, sealed, payload)
+        await eventually(lambda: all(sealed.id in mirror.ledger.kept for mirror in group.mirrors))
+        assert brought == [] and len(read) >= len(group.mirrors)
+        for mirror in group.mirrors:
+            assert mirror.node.store.get(BlobRef.of(payload).digest) == payload
+
+
+@pytest.mark.parametrize("fault", ["gone", "silent", "wrong bytes", "another size"])
+async def test_what_an_author_does_not_give_the_leader_brings(tmp_path: Path, fault: str) -> None:
+    async with of_group(tmp_path) as (world, group, author):
+        await make_versions(world, group.leader, author, seed=99)
+        await group.seed_away()
+        payload = gradient_bytes(world.run, MODULE, seed=1)
+        await at_home(world, author, payload)
+        brought = uploads_to(group)
+        handlers = author.swarm._dispatcher._handlers  # type: ignore[attr-defined]
+
+        async def answer(*request: Any) -> Reply:
+            if fault == "silent":
+                await world.clock.sleep(3600.0)
+            if fault == "gone":
+                raise Refused("it is not here", reason=Reason.MISSING)
+            size = len(payload) + (fault == "another size")
+            return Reply({"size": size}, bytes(min(size, 4096)))
+
+        handlers["blob.read"] = answer
+        sealed = seal(author.swarm.signer, document(world, group.leader.ledger, author, payload))
+        began_s = world.clock.now_s()
+        await offer(author, group.leader.peer, sealed, payload, timeout_s=200.0)
+        assert world.clock.now_s() - began_s < WAIT_S + len(payload) / AUTHOR_BYTES_S + CALL_TIMEOUT_S
+        await eventually(lambda: all(sealed.id in mirror.ledger.kept for mirror in group.mirrors))
+        assert set(brought) == {mirror.peer for mirror in group.mirrors}
+
+
+async def test_nobody_but_the_leader_has_a_mirror_fetch_and_no_more_than_it_may_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with of_group(tmp_path) as (world, group, author):
+        await make_versions(world, group.leader, author, seed=99)
+        await group.seed_away()
+        payload = gradient_bytes(world.run, MODULE, seed=1)
+        read, mirror = await at_home(world, author, payload), group.mirrors[0]
+        sealed = seal(author.swarm.signer, document(world, group.leader.ledger, author, payload))
+        request = KeepContribution(module=MODULE, contribution=sealed)
+        with pytest.raises(Refused) as caught:
+            await request.call(author.swarm, mirror.peer, timeout_s=5.0)
+        assert caught.value.reason == Reason.NOT_LEADER and not read
+        great = BlobRef(digest=sealed.document.payload.digest, size=world.run.payload_bytes_max(MODULE) + 1)
+        for changed, most in (({"payload": great}, COMING_BYTES_MAX), ({}, len(payload) - 1)):
+            monkeypatch.setattr("dipaco_p2p.owner.mirror_calls.COMING_BYTES_MAX", most)
+            asked = seal(author.swarm.signer, replace(sealed.document, **changed))
+            with pytest.raises(Refused) as caught:
+                await replace(request, contribution=asked).call(group.leader.swarm, mirror.peer, timeout_s=5.0)
+            assert caught.value.reason == Reason.PAYLOAD_MISSING and not read

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from group_harness import MODULE, document, expired, make_versions
+from group_harness import MODULE, document, expired, make_versions, of_group
 from leaders_harness import on_stage, seed_away, seed_back
 from runtime_harness import TinyLeader, World, offer
 from tiny_run import gradient_bytes, signer
@@ -18,6 +20,7 @@ from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.watch import WORKER_TTLS
 from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.owner.leader import Leader
+from dipaco_p2p.protocol.documents import seal
 from dipaco_p2p.protocol.owners import rank
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
@@ -195,6 +198,61 @@ async def test_a_seed_that_leads_gives_way_to_the_first_in_rank_only(tmp_path: P
         await eventually(lambda: {first.peer, second.peer} <= world.seed.node.watch.heartbeats.keys())
         await require_refused(last)
         await best.lead(MODULE)
+
+
+@pytest.mark.parametrize("method", ["mirror.state", "archive.adopt"])
+async def test_a_grant_of_another_stage_deposes_nobody(tmp_path: Path, method: str) -> None:
+    """Attack: anybody may show what the coordinator signed in the stage before, where modules had the same names. A
+    living leader gave way at once, and a seed that was started again had forgotten what it had granted."""
+    async with on_stage(tmp_path) as (world, first, second, author):
+        owner = await first.lead(MODULE)
+        await make_versions(world, first, second.node)
+        term = owner.grant.term
+        old = replace(owner.grant, run="ab" * 32, term=term + 4, leader=author.peer, mirrors=())
+        shown = seal(world.seed.swarm.signer, old).to_dict()
+        request: dict[str, Any] = {"module": str(MODULE), "grant": shown}
+        if method == "archive.adopt":
+            request = {"module": str(MODULE), "term": term + 5, "mirrors": [], "mandate": [shown]}
+        for peer in (first.peer, world.seed.node.peer):
+            with contextlib.suppress(Refused):
+                await author.swarm.call(peer, method, request, timeout_s=5.0)
+        assert owner.is_leading and world.seed.term(MODULE) == first.node.mandates.term(MODULE) == term
+        await seed_away(world, first)
+        await seed_back(world, first)
+        assert world.seed.term(MODULE) == term
+
+
+async def test_a_strangers_word_deposes_nobody_while_the_seed_node_is_away(tmp_path: Path) -> None:
+    """Attack: it told the mirrors in turn to take the module, and each granted itself the next term. In 60 s there were
+    58 terms and no version; after 1024 nobody could have led before the coordinator was back."""
+    async with of_group(tmp_path) as (world, group, author):
+        await make_versions(world, group.leader, author)
+        await group.seed_away()
+        leader, mirrors = group.leader, group.mirrors
+        grant = leader.owner(MODULE).grant
+        shown = [sealed.to_dict() for sealed in leader.node.mandates.newest(MODULE)]
+        for caller in (author, mirrors[1].node):
+            for request in ({}, {"mandate": shown}):
+                with pytest.raises(Refused) as caught:
+                    await caller.swarm.call(
+                        mirrors[0].peer, "module.take", {"module": str(MODULE), **request}, timeout_s=20.0
+                    )
+                assert caught.value.reason == Reason.NOT_LEADER
+        assert leader.leads and {member.node.mandates.grant(MODULE) for member in group.members} == {grant}
+        await make_versions(world, leader, author, seed=5)
+
+
+async def test_a_mirror_grants_itself_nothing_while_the_leader_lives(tmp_path: Path) -> None:
+    """Whoever is told to take a module looks for itself whether it is free: there is no seed node that would."""
+    async with of_group(tmp_path) as (world, group, author):
+        await make_versions(world, group.leader, author)
+        await group.seed_away()
+        leader, mirror = group.leader, group.mirrors[0]
+        term = leader.owner(MODULE).grant.term
+        mirror.node.watch.heads[MODULE].clear()
+        with pytest.raises(Refused, match="which is alive"):
+            await mirror.ownership.take(MODULE)
+        assert leader.leads and mirror.node.mandates.term(MODULE) == term
 
 
 async def test_one_mirror_is_the_coordinators_choice(tmp_path: Path) -> None:

@@ -23,12 +23,13 @@ from dipaco_p2p.core.outer.outer_step import OuterState, apply_update, decode_st
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.rollback import rebuild
 from dipaco_p2p.owner.version import Admitted, Made, made_and_kept, make_again, make_version
 from dipaco_p2p.protocol.documents import BlobRef, seal
 from dipaco_p2p.protocol.norms import FURTHEST_MULTIPLE
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.standing import Standings
-from dipaco_p2p.protocol.versions import check_successor, genesis_version
+from dipaco_p2p.protocol.versions import Step, check_successor, genesis_version
 from dipaco_p2p.topology import ModuleId, PathId
 
 MODULE = ModuleId(1, 0)
@@ -77,6 +78,20 @@ def test_the_version_follows_its_parent_and_its_blobs_fit_together(run: Run) -> 
     assert (decode_module(b"".join(made.snapshot), layout) == made.state.params).all()
     momentum, residual = decode_state(b"".join(made.state_blob), layout.size)
     assert (momentum == made.state.momentum).all() and (residual == made.state.residual).all()
+
+
+@pytest.mark.parametrize("rule", ["mean", "sqrt"])
+def test_a_version_that_is_rebuilt_without_somebody_is_the_one_without_its_work(tmp_path: Path, rule: str) -> None:
+    run = make_run(Store(tmp_path), replace(tiny_config(), outer=OuterConfig(norm_rule=rule)))
+    items, state = admitted(run), OuterState.fresh(initial()[0][1])
+    made, others = made_of(run, items), made_of(run, items[:-1])
+    by_id = {item.sealed.id: item for item in items}
+    step = Step(version=made.version, base=0, without=frozenset({items[-1].sealed.document.author}))
+    found = rebuild(run, state, [step], lambda share: by_id[share.contribution])
+    assert np.allclose(found.params, others.state.params, atol=1e-6)
+    assert not np.allclose(found.params, made.state.params, atol=1e-4)
+    nobody = replace(step, without=frozenset(share.peer for share in made.version.shares))
+    assert rebuild(run, state, [nobody], lambda share: by_id[share.contribution]) is state
 
 
 def test_weights_follow_shards_and_tokens_and_sum_to_one(run: Run) -> None:

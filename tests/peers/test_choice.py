@@ -130,4 +130,4 @@ def test_the_remembered_run_is_told_on_the_error_stream_and_another_one_refused(
     assert shown.exit_code == 0 and f" join {FIRST} --home {tmp_path} --run {'ab' * 32}" in shown.stdout
     assert shown.stderr == f"taking run:abababab `first`, as remembered in {tmp_path / FILE_NAME}\n"
     nobody = typed(tmp_path, "me")
-    assert nobody.exit_code == ConfigError.exit_code and "no volunteer lives" in nobody.stderr
+    assert nobody.exit_code == ConfigError.exit_code and "no identity in" in nobody.stderr

@@ -192,7 +192,7 @@ def test_a_folder_where_nobody_lives_is_named(tmp_path: Path) -> None:
 
     from dipaco_p2p.clock import SystemClock
 
-    with pytest.raises(ConfigError, match="no volunteer lives"):
+    with pytest.raises(ConfigError, match="no identity in"):
         address = "/ip4/127.0.0.1/tcp/1/p2p/" + signer(1).peer
         asyncio.run(show_me(address, tmp_path, expected=None, is_whole=False, clock=SystemClock()))
 

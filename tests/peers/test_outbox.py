@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 from runtime_harness import World, flip
 from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
+from trickling import trickle
 
 from dipaco_p2p.config import JudgingConfig
 from dipaco_p2p.core.model.shards import decode_shard
 from dipaco_p2p.errors import IntegrityError
-from dipaco_p2p.node.node import Member, serve_store
+from dipaco_p2p.node.node import LEAST_BYTES_S, WAIT_S, Member, serve_store
 from dipaco_p2p.node.sizes import state_bytes_max
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Receipt, Sealed, Share, seal
@@ -23,6 +25,7 @@ from dipaco_p2p.swarm.identity import load_or_create
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.path import kept
 from peers.path.kept import KEPT, InnerStates, Outbox, Receipts, outbox_of, read_checked, write_checked
+from peers.path.repeating import Repeater
 from peers.path.trainer import PathTrainer
 
 MODULE = ModuleId(1, 0)
@@ -297,7 +300,7 @@ async def test_without_its_author_an_older_state_must_do_and_else_the_start(tmp_
         await stage.taker.watch.refresh()
         assert await stage.restored(share) == (stage.trainer().state_bytes(), False)
         InnerStates(stage.taker).keep(TRAINED, stage.state(9))
-        assert await stage.restored(share) == (stage.state(9), False)
+        assert await stage.restored(share) == (stage.state(9), True), "others' states are kept here as well"
         assert stage.events == ["lost", "older"]
 
 
@@ -318,6 +321,20 @@ async def test_a_bad_state_is_refused_and_the_next_best_taken(tmp_path: Path, ki
             stage.author.store.drop(bad.digest)
         assert await stage.restored(stage.share(bad, base=1), stage.share(good)) == (stage.state(1), True)
         assert stage.taker.store.get(bad.digest) is None, "what is of no use is not kept"
+
+
+async def test_a_state_that_trickles_is_given_up_and_the_next_best_taken(tmp_path: Path) -> None:
+    """Attack: its author kept whoever took the path waiting, with its claim, for as long as it liked."""
+    now_s = asyncio.get_running_loop().time
+    async with on_stage(tmp_path) as stage:
+        mine, began_s = InnerStates(stage.taker).keep(TRAINED, stage.state(1)), now_s()
+        late = trickle(stage.author.swarm, stage.state(2))
+        shares = [stage.share(late, base=1), stage.share(mine, author=stage.taker)]
+        assert await stage.restored(*shares) == (stage.state(1), False)
+        repeater = Repeater(stage.taker, make_trainer=PathTrainer)
+        work = contribution_of(stage.world.run, signer(60), b"", module=TRAINED.modules()[0], path=TRAINED)
+        assert await repeater._state(work, late) is None, "an auditor finds that nothing was given"
+        assert now_s() - began_s < 2 * (WAIT_S + late.size / LEAST_BYTES_S) + 1
 
 
 async def test_the_last_two_are_kept_and_older_ones_leave_the_disk(tmp_path: Path) -> None:

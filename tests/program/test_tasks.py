@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dipaco_p2p.clock import ManualClock, settle
-from dipaco_p2p.errors import BlobMissing
-from dipaco_p2p.program.tasks import RESTART_S, SOON_S, SingleFlight, keep_going, repeat
+from dipaco_p2p.errors import BlobMissing, Refused
+from dipaco_p2p.program.tasks import CHECK_S, RESTART_S, SOON_S, SingleFlight, as_long_as, keep_going, repeat
 
 
 class Flaky:
@@ -158,3 +158,38 @@ async def test_who_shared_a_work_that_failed_tries_it_alone() -> None:
     with pytest.raises(BlobMissing):
         await first
     assert await second == "done" and works.begun == 2
+
+
+def test_work_ends_when_its_check_fails_and_does_not_begin_after_that() -> None:
+    async def scenario() -> None:
+        clock, reasons, ended = ManualClock(), list[str](), list[bool]()
+
+        def check() -> None:
+            if reasons:
+                raise Refused(reasons[0])
+
+        async def work() -> int:
+            try:
+                await clock.sleep(5 * CHECK_S)
+            finally:
+                ended.append(True)
+            return 7
+
+        whole, cut = (asyncio.create_task(as_long_as(check, work, clock)) for _ in range(2))
+        await settle()
+        await clock.advance(4 * CHECK_S)
+        assert not ended
+        await clock.advance(CHECK_S)
+        assert await whole == await cut == 7
+        cut = asyncio.create_task(as_long_as(check, work, clock))
+        await settle()
+        reasons.append("another one leads")
+        await clock.advance(CHECK_S)
+        with pytest.raises(Refused, match="another"):
+            await cut
+        with pytest.raises(Refused, match="another"):
+            await as_long_as(check, work, clock)
+        await settle()
+        assert len(ended) == 3, "the last one did not begin"
+
+    asyncio.run(scenario())

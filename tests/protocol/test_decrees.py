@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -17,18 +19,21 @@ from dipaco_p2p.protocol.decrees import (
     REASON_CHARS_MAX,
     Decree,
     Decreed,
-    Rollback,
+    Rebuilt,
+    ShownDecree,
     check_next,
-    decreed,
 )
 from dipaco_p2p.protocol.documents import DOCUMENT_BYTES_MAX, ModuleVersion, document_id, seal, unseal
 from dipaco_p2p.protocol.expulsion import Expulsion
 from dipaco_p2p.protocol.signing import PeerId, Signer
-from dipaco_p2p.protocol.versions import Damage, Tally, check_chain, check_successor, damage_by
+from dipaco_p2p.protocol.versions import Damage, Tally, built_on, check_chain, check_successor, damage_by
 from dipaco_p2p.strict import plain
 
 RUN = document_id(MANIFEST)
 BOB = Signer(bytes([3]) * 32).peer
+
+
+BLOBS = {"snapshot": plain(blob("rebuilt")), "state": plain(blob("rebuilt state"))}
 
 
 def decree(act: str = "freeze", /, number: int = 1, **changes: Any) -> Decree:
@@ -56,10 +61,15 @@ def decree(act: str = "freeze", /, number: int = 1, **changes: Any) -> Decree:
     return Decree(**{**good, **changes})
 
 
+def decreed(decrees: Iterable[Decree]) -> Decreed:
+    """What holds by these, the oldest first."""
+    return functools.reduce(Decreed.after, decrees, Decreed())
+
+
 def undoing(parent: ModuleVersion, to: ModuleVersion, /, signer: Signer = COORDINATOR, **changes: Any) -> ModuleVersion:
     """A version that carries a rollback to `to` out."""
     wanted = decree("rollback", **{"to": to.version, "after": parent.version, **changes})
-    rollback = Rollback(decree=wanted, signature=seal(Signer(bytes([1]) * 32), wanted).signature)
+    rollback = ShownDecree(decree=wanted, signature=seal(Signer(bytes([1]) * 32), wanted).signature)
     if signer is not COORDINATOR:
         rollback = dataclasses.replace(rollback, signature=signer.sign("decree", b"something"))
     return child(parent, snapshot=to.snapshot, update=None, shares=(), rollback=rollback)
@@ -93,6 +103,7 @@ def test_a_decree_comes_back_from_the_wire_and_is_small(act: str) -> None:
         ({"act": "rollback", "stage": RUN, "module": str(MODULE), "to": 2, "after": 2}, "before its newest"),
         ({"act": "rollback", "module": str(MODULE), "to": 1, "after": 2}, "not a digest"),
         ({"act": "rollback", "stage": RUN, "to": 1, "after": 2}, "names a module"),
+        ({"act": "freeze", "rebuilt": {"without": [BOB], **BLOBS}}, "a freeze rebuilds nothing"),
         ({"levels": [1, 2]}, "names no levels"),
         ({"act": "grow", "stage": RUN, "to": 4, "after": 2}, "the modules of each level"),
         ({"act": "grow", "stage": RUN, "to": 4, "after": 2, "levels": [1, 0]}, "the modules of each level"),
@@ -183,6 +194,14 @@ FIRST = child()
 SECOND = child(FIRST)
 
 
+def damage(*peers: PeerId, **found: Any) -> Damage:
+    return Damage(peers=frozenset(peers), module=MODULE, **found)
+
+
+def counts(parent: ModuleVersion, *names: str) -> ModuleVersion:
+    return child(parent, shares=shares(*names, base=parent.version))
+
+
 def test_a_rollback_follows_as_any_version_and_brings_earlier_parameters_back() -> None:
     """In a run of three rounds the third may be one; also to the genesis."""
     for back in (GENESIS, FIRST):
@@ -192,22 +211,92 @@ def test_a_rollback_follows_as_any_version_and_brings_earlier_parameters_back() 
 
 
 def test_what_a_chain_is_built_on_says_how_far_back_a_peers_work_goes() -> None:
-    def counts(parent: ModuleVersion, *names: str) -> ModuleVersion:
-        return child(parent, shares=shares(*names, base=parent.version))
-
     bad, good = PeerId("peer bad"), PeerId("peer good")
     first = counts(GENESIS, "good")
     second = counts(first, "bad", "good")
     third = counts(second, "bad", "good", "better")
     fourth = undoing(third, first)
     fifth = counts(fourth, "good")
+    chain = [first, second, third, fourth, fifth]
+
     assert damage_by(bad, [first]) is None
-    assert damage_by(bad, [first, second, third]) == Damage(to=1, others=3)
-    assert damage_by(good, [first, second, third]) == Damage(to=0, others=3)
-    assert damage_by(bad, [first, second, third, fourth, fifth]) is None  # undone, as if it had never been
-    assert damage_by(good, [first, second, third, fourth, fifth]) == Damage(to=0, others=0)
+    assert damage_by(bad, chain[:3]) == damage(bad, to=1, after=3, others=3, sound=(0, 1))
+    assert damage_by(good, chain[:3]) == damage(good, to=0, after=3, others=3, sound=(0,))
+    assert damage_by(bad, chain) is None  # undone, as if it had never been
+    assert damage_by(good, chain) == damage(good, to=0, after=5, others=0, sound=(0,))
     sixth = counts(fifth, "bad")
-    assert damage_by(bad, [first, second, third, fourth, fifth, sixth]) == Damage(to=5, others=0)
+    assert damage_by(bad, [*chain, sixth]) == damage(bad, to=5, after=6, others=0, sound=(0, 4, 5))
+
+
+# -- rebuilt versions
+
+
+def rebuilding(parent: ModuleVersion, to: ModuleVersion, *peers: PeerId, **changes: Any) -> ModuleVersion:
+    """A version that carries out a rollback which has rebuilt what follows `to` without the work of these peers."""
+    rebuilt = Rebuilt(without=peers, snapshot=blob(f"rebuilt {parent.version}"), state=blob("rebuilt state"))
+    version = undoing(parent, to, rebuilt=rebuilt, **changes)
+    return dataclasses.replace(version, snapshot=rebuilt.snapshot, state=rebuilt.state)
+
+
+def test_a_rebuilt_version_has_what_its_decree_says() -> None:
+    good = rebuilding(SECOND, FIRST, BOB)
+    check_successor(SECOND, good, MANIFEST)
+    tally = Tally()
+    for version in (FIRST, SECOND):
+        tally.add(version)
+    tally.check(good)
+    for changes in ({"snapshot": FIRST.snapshot}, {"state": blob("another state")}):
+        with pytest.raises(IntegrityError, match="not what decree 1 has rebuilt"):
+            check_successor(SECOND, dataclasses.replace(good, **changes), MANIFEST)
+
+
+def test_what_a_rebuilt_version_is_built_on() -> None:
+    """Also by a second decree, which rebuilds what the first one has rebuilt, and leaves its peer out as well."""
+    bad, worse, good = (PeerId(f"peer {name}") for name in ("bad", "worse", "good"))
+    first = counts(GENESIS, "good")
+    second = counts(first, "bad", "good", "worse")
+    third = counts(second, "good")
+    fourth = rebuilding(third, first, bad)
+    fifth = counts(fourth, "good", "worse")
+    chain = [first, second, third, fourth, fifth]
+
+    def told(versions: list[ModuleVersion]) -> list[tuple[int, int, set[PeerId]]]:
+        steps = built_on(versions)
+        return [(step.version.version, step.base, {one.peer for one in step.shares}) for step in steps]
+
+    assert told(chain) == [(1, 0, {good}), (2, 1, {good, worse}), (3, 1, {good}), (5, 4, {good, worse})]
+    assert damage_by(bad, chain) is None
+    found = damage_by(worse, chain)
+    assert found == damage(worse, to=1, after=5, others=3, sound=(0, 1))
+    sixth = rebuilding(fifth, first, worse, number=2)
+    assert told([*chain, sixth]) == [(1, 0, {good}), (2, 1, {good}), (3, 1, {good}), (5, 1, {good})]
+    assert damage_by(worse, [*chain, sixth]) is None and damage_by(bad, [*chain, sixth]) is None
+    with pytest.raises(IntegrityError, match="does not go back to version 2"):
+        built_on(chain, after=2)
+
+
+def test_a_decree_that_takes_anothers_place_undoes_the_same_besides() -> None:
+    """Only the newest of a module is carried out, so damage is what the one before would leave."""
+    bad, worse = (PeerId(f"peer {name}") for name in ("bad", "worse"))
+    first = counts(GENESIS, "bad", "good")
+    second = counts(first, "worse", "good")
+    third = counts(second, "good")
+
+    def due(version: ModuleVersion) -> Decree:
+        assert version.rollback is not None
+        return version.rollback.decree
+
+    rebuilt = due(rebuilding(second, GENESIS, bad))
+    found = damage_by(worse, [first, second, third], due=rebuilt)
+    assert found == damage(bad, worse, to=0, after=2, others=2, sound=(0,))  # the third is undone in any case
+    chain = [first, second, third]
+    assert damage_by(worse, chain, due=due(undoing(third, GENESIS))) is None
+    assert damage_by(worse, chain, due=due(undoing(third, first))) is None
+    found = damage_by(worse, chain, due=due(undoing(third, second)))
+    assert found == damage(worse, to=1, after=2, others=1, sound=(0, 1))
+    fourth = undoing(third, first)
+    found = damage_by(worse, [*chain, fourth, counts(fourth, "worse")], due=due(undoing(fourth, third)))
+    assert found == damage(worse, to=1, after=3, others=2, sound=(0, 1)), "of what was undone, it has come back"
 
 
 @pytest.mark.parametrize(

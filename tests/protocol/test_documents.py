@@ -18,7 +18,7 @@ from dipaco_p2p.canonical import canonical_bytes, digest
 from dipaco_p2p.config import SHARES_MAX
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.protocol.audits import AUDITS_MAX, Audit
-from dipaco_p2p.protocol.decrees import ADMIT, REASON_CHARS_MAX, Decree
+from dipaco_p2p.protocol.decrees import ADMIT, REASON_CHARS_MAX, Decree, ShownDecree
 from dipaco_p2p.protocol.documents import (
     CUSTODY_MAX,
     DOCUMENT_BYTES_MAX,
@@ -42,7 +42,7 @@ from dipaco_p2p.protocol.documents import (
     seal,
     unseal,
 )
-from dipaco_p2p.protocol.expulsion import VOTES_MAX, Expulsion, Readmission, Vote
+from dipaco_p2p.protocol.expulsion import VOTES_MAX, Expulsion, Vote
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.standing import FINDINGS_MAX, Findings
 from dipaco_p2p.topology import PathId
@@ -239,7 +239,7 @@ def test_a_version_of_all_places_fits_whatever_its_shares_say() -> None:
         findings=findings,
         audits=audits,
         expels=expels,
-        readmits=Readmission(decree=decree, signature="ab" * 64),
+        readmits=ShownDecree(decree=decree, signature="ab" * 64),
     )
     assert unseal(ModuleVersion, wire(full))
     body = wire(full)["document"]

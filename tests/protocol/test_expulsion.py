@@ -13,13 +13,12 @@ from version_harness import MODULE
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import ConfigError, IntegrityError
-from dipaco_p2p.protocol.decrees import ADMIT, BAN, Decree
+from dipaco_p2p.protocol.decrees import ADMIT, BAN, Decree, ShownDecree
 from dipaco_p2p.protocol.documents import Contribution, Sealed, is_signed, seal
 from dipaco_p2p.protocol.expulsion import (
     OWNERS_MIN,
     Charge,
     Expulsion,
-    Readmission,
     Vote,
     check_expulsion,
     check_readmission,
@@ -195,7 +194,7 @@ def test_nobody_is_expelled_for_what_is_long_over_nor_twice() -> None:
 # -- the coordinator's word
 
 
-def decree(number: int = 3, act: str = ADMIT, *, run: str = ORIGIN, author: Signer = COORDINATOR) -> Readmission:
+def decree(number: int = 3, act: str = ADMIT, *, run: str = ORIGIN, author: Signer = COORDINATOR) -> ShownDecree:
     document = Decree(
         run=run,
         number=number,
@@ -206,10 +205,10 @@ def decree(number: int = 3, act: str = ADMIT, *, run: str = ORIGIN, author: Sign
         peer=FORGER.peer,
         author=author.peer,
     )
-    return Readmission(decree=document, signature=seal(author, document).signature)
+    return ShownDecree(decree=document, signature=seal(author, document).signature)
 
 
-def admit(shown: Readmission, standings: Standings) -> None:
+def admit(shown: ShownDecree, standings: Standings) -> None:
     is_decreed = is_signed(Sealed(shown.decree, shown.signature))
     check_readmission(shown, standings, run=ORIGIN, coordinator=COORDINATOR.peer, is_signed=is_decreed)
 
@@ -229,7 +228,7 @@ def test_a_later_decree_of_the_coordinator_admits_again() -> None:
     ],
     ids=["an older one", "a ban", "of another run", "of an owner", "not signed"],
 )
-def test_nothing_else_admits_again(shown: Readmission) -> None:
+def test_nothing_else_admits_again(shown: ShownDecree) -> None:
     with pytest.raises(IntegrityError, match="readmission"):
         admit(shown, expelled(chain(*OWNERS)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import pytest
@@ -206,6 +207,19 @@ def test_while_somebody_trains_this_round_elsewhere_it_waits_for_as_many_waves_a
     assert state_after(round_, 4 * 120.0, two) is RoundState.GRACE
     done = claims(ELSEWHERE, grid=grid, round_number=NUMBER + 1)
     assert state_after(round_, 120.0, done) is RoundState.GRACE, "nobody is left who could come"
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=6))
+def test_who_is_told_of_elsewhere_counts_like_whoever_was_read(told: list[tuple[int, int]]) -> None:
+    grid = [A, B, *(PathId((1, number)) for number in range(6))]
+    round_ = collected(A, expected=frozenset({A, B}))
+    read, count = dict(claims(grid=grid)), Counter[int]()
+    for number, (claimants, round_number) in enumerate(told):
+        path, count[round_number] = PathId((1, number)), count[round_number] + claimants
+        found = claims(*[path] * claimants, grid=[path], round_number=round_number + NUMBER - 1)
+        read |= found
+    elsewhere = {round_number + NUMBER - 1: claimants for round_number, claimants in count.items()}
+    assert round_.patience(claims(grid=grid), CONFIG, elsewhere) == round_.patience(read, CONFIG)
 
 
 def test_with_a_volunteer_for_every_path_nobody_waits_for_waves() -> None:

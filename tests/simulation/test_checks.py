@@ -328,6 +328,18 @@ def test_who_has_led_a_term_remembers_it() -> None:
     assert promises(with_looks(led, terms={})) == {3}  # as where no program writes any
 
 
+def test_nobody_takes_a_module_from_a_volunteer_that_lives_unless_the_term_was_given_before() -> None:
+    bert_leads, anna_leads = (Event(4.0, who, "leads", {"module": MODULE, "term": 3}) for who in (BERT, ANNA))
+    anna_again = Event(6.0, ANNA, "leads", {"module": MODULE, "term": 4})
+    granted = Event(3.0, "seed", "grants", {"module": MODULE, "term": 3, "to": "id-anna"})
+    terms = {(ANNA, MODULE): 4, (BERT, MODULE): 3}
+    assert promises(with_looks(with_events(bert_leads, anna_again), terms=terms)) == {5}
+    assert promises(with_looks(with_events(granted, bert_leads, anna_again), terms=terms)) == set()
+    assert promises(with_looks(with_events(bert_leads, granted, anna_leads), terms=terms)) == {5}, "given after it led"
+    left = Event(5.0, BERT, "doing", {"doing": "leaving"})
+    assert promises(with_looks(with_events(bert_leads, left, anna_again), terms=terms)) == set()
+
+
 def test_only_the_leader_of_the_newest_term_is_obeyed() -> None:
     facts = {"module": MODULE, "to": "id-anna", "leader": "id-anna"}
     assert broken(with_events(Event(5.0, BERT, "confirmed", facts))) == []

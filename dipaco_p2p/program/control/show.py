@@ -19,7 +19,7 @@ from rich.text import Text
 
 from ...errors import NotRunning
 from ..examination import Finding, Level, document, exit_code, told, worst
-from ..text import duration, printable
+from ..text import printable
 
 ECHO_COLUMNS = 2
 """Of a terminal, beyond the frame: the `^C` that it echoes needs them."""
@@ -149,11 +149,6 @@ def show_list(found: list[Report], columns: Sequence[Column], console: Console, 
 def short_name(peer: str) -> str:
     """A peer in a table."""
     return f"...{peer[-6:]}"
-
-
-def ago(seconds: float | None) -> str:
-    """How long ago something was, in words."""
-    return UNKNOWN if seconds is None else duration(seconds)
 
 
 def _drawn(cells: list[list[str]], columns: Sequence[Column]) -> Table:

@@ -153,17 +153,17 @@ async def fetch(
     brought: Counter[PeerId] | None = None,
     wrong: list[Ranges] | None = None,
 ) -> bytes:
-    """The blob, from our store or from `holders`; kept in the store on request. `brought` counts the bytes of each
-    holder and `wrong` is as for `fetch_blob`, unless another caller fetches the same blob already, from these holders:
-    from others it may never come. Raises BlobMissing, and IntegrityError."""
+    """The blob, from our store or from `holders`; kept in the store on request. We may be one of these: our own work
+    lies in another store that we serve. `brought` counts the bytes of each holder and `wrong` is as for `fetch_blob`,
+    unless another caller fetches the same blob already, from these holders: from others it may never come. Raises
+    BlobMissing, and IntegrityError."""
     try:
         data = await asyncio.to_thread(node.store.get, ref.digest)
     except IntegrityError as error:  # removed, so that it is fetched again
         log.warning("%s", error)
         data = None
     if data is None:
-        others = [(peer, node.watch.addresses(peer)) for peer in holders if peer != node.peer]
-        if not others:
+        if not holders:
             raise BlobMissing(f"nobody alive holds blob {ref.digest[:8]}")
         name = f"{ref.digest}.{ref.size}"
         is_beside = node.fetching.is_doing(name)  # two must not write to one file
@@ -172,7 +172,7 @@ async def fetch(
             node.swarm,
             ref.digest,
             size=ref.size,
-            holders=others,
+            holders=[(peer, node.watch.addresses(peer)) for peer in holders],
             partial=None if is_beside else node.store.partial_path(name),
             timeout_s=CALL_TIMEOUT_S,
             on_progress=on_progress,

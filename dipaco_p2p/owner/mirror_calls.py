@@ -139,7 +139,8 @@ class MirrorCalls:
         node, payload, author = self._node, document.payload, document.author
         coming = self._coming.get(payload.digest)
         if coming is None:
-            is_there = bool(node.watch.addresses(author)) and is_relayed(node, author) <= is_relayed(node, leader)
+            is_near = author == node.peer or bool(node.watch.addresses(author))
+            is_there = is_near and is_relayed(node, author) <= is_relayed(node, leader)
             is_fit = payload.size <= node.run.payload_bytes_max(document.module)
             if not (is_there and is_fit and self._coming_bytes + payload.size <= COMING_BYTES_MAX):
                 raise Refused(f"upload blob {payload.digest[:8]} first", reason=Reason.PAYLOAD_MISSING)

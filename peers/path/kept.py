@@ -87,13 +87,10 @@ class Outbox:
         self._sent = node.store
         self._store.drop_unnamed(but={name for names in self._rounds() for name in names})
         self._run = node.run.id
-        self._is_judged = node.run.config.judging.judges > 0
 
     def keep(self, payloads: Sequence[bytes]) -> list[BlobRef]:
-        """What a round pushes, of all modules of its path; the names. Where work is judged it stays here for KEPT
-        rounds, whatever becomes of the pushes: a leader has only its own module's part."""
-        if not self._is_judged:
-            return [BlobRef.of(payload) for payload in payloads]
+        """What a round pushes, of all modules of its path; the names. It stays here for KEPT rounds, whatever becomes
+        of the pushes: a leader's mirrors fetch it from us, and who judges our work needs every module's part."""
         refs = [self._store.put(payload) for payload in payloads]
         rounds = [*self._rounds(), [ref.digest for ref in refs]][-KEPT:]
         write_checked(self._sent, SENT, rounds)

@@ -34,7 +34,7 @@ def wait_for(coordinator: Program, stage: str, version: int) -> None:
     def complaint() -> str:
         return f"{stage}: {coordinator.said[-600:]} {coordinator.complaint[-1500:]}"
 
-    eventually(lambda: newest(coordinator, stage) >= version, within_s=150, what=complaint)
+    eventually(lambda: newest(coordinator, stage) >= version, within_s=400, what=complaint)
 
 
 @pytest.mark.timeout(580)
@@ -64,7 +64,7 @@ def test_a_run_grows_to_more_paths_and_modules_without_a_restart_and_all_chains_
     text.unlink()
     second.kill()
     last = "the run is complete: "
-    eventually(lambda: last in coordinator.said, within_s=240, what=lambda: coordinator.said + coordinator.complaint)
+    eventually(lambda: last in coordinator.said, within_s=400, what=lambda: coordinator.said + coordinator.complaint)
     assert (third.wait(), fourth.wait()) == (0, 0), third.complaint + fourth.complaint
     for stage in ("warmup", "grid", "grid-2", "grid-3"):
         assert [event["complete"] for event in third.events("left", stage=stage)] == [True], "it never restarted"

@@ -262,13 +262,18 @@ class Battlefield:
         return swarm
 
     def _address_of(self, peer: str) -> str:
-        key = f"dipaco/{self.run.id[:16]}/peers"
+        return str(self.said_by(PeerId(peer), "peers")["addresses"][0])
 
-        def look() -> str:
-            record = self.background.run(self.bystander.get(key)).get(PeerId(peer))
-            return record.body["addresses"][0] if record else ""
+    def said_by(self, peer: PeerId, rest: str) -> dict[str, Any]:
+        """What `peer` says in the DHT under this key of the run, once it does."""
+        key = f"dipaco/{self.run.id[:16]}/{rest}"
 
-        return str(eventually(look, what=lambda: "no heartbeat of the volunteer"))
+        def look() -> dict[str, Any] | None:
+            record = self.background.run(self.bystander.get(key)).get(peer)
+            return record.body if record else None
+
+        body: dict[str, Any] = eventually(look, what=lambda: f"nothing from {peer} under {key}")
+        return body
 
     @contextlib.contextmanager
     def attacked(self, *, growth_max_bytes: int = GROWTH_MAX_BYTES) -> Iterator[None]:

@@ -188,11 +188,10 @@ def test_claims_of_peers_that_never_contribute_slow_a_round_but_end_none(field: 
 
 def test_a_head_that_nobody_granted_leads_nobody_astray(field: Battlefield) -> None:
     """The true head with other words, signed by the attacker: no grant, a grant of another, a version out of reach."""
+    heads = {key: field.said_by(field.leader.peer, key) for key in ("heads/L0.M0", "heads/L1.M0", "heads/L1.M1")}
 
     async def attack() -> None:
-        for module in ("L0.M0", "L1.M0", "L1.M1"):
-            key = key_of(field, f"heads/{module}")
-            true = (await field.bystander.get(key))[field.leader.peer].body
+        for key, true in heads.items():
             for lie in (
                 {},
                 {"term": 2**40},
@@ -201,7 +200,7 @@ def test_a_head_that_nobody_granted_leads_nobody_astray(field: Battlefield) -> N
                 {"digest": "0" * 64},
                 {"version": -1},
             ):
-                assert await field.attacker.swarm.put(key, true | lie, ttl_s=JUNK_LIFE_S)
+                assert await field.attacker.swarm.put(key_of(field, key), true | lie, ttl_s=JUNK_LIFE_S)
 
     with field.attacked():
         field.background.run(attack())
@@ -209,12 +208,11 @@ def test_a_head_that_nobody_granted_leads_nobody_astray(field: Battlefield) -> N
 
 def test_heads_of_a_crowd_that_never_says_why_it_should_lead(field: Battlefield) -> None:
     """Each head names a grant that nobody knows, and its author can be dialled, but does not answer."""
-    tarpit = socket.create_server(("127.0.0.1", 0))
+    true, tarpit = field.said_by(field.leader.peer, "heads/L1.M0"), socket.create_server(("127.0.0.1", 0))
 
     async def attack() -> None:
         expires_s = time.time() + JUNK_LIFE_S
         place = f"/ip4/127.0.0.1/tcp/{tarpit.getsockname()[1]}"
-        true = (await field.bystander.get(key_of(field, "heads/L1.M0")))[field.leader.peer].body
         for one in crowd(40):
             said = {
                 "peers": {"addresses": [f"{place}/p2p/{one.peer}"]},

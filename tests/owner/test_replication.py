@@ -407,6 +407,23 @@ async def test_mirrors_fetch_a_payload_from_its_author_not_over_the_leaders_line
             assert mirror.node.store.get(BlobRef.of(payload).digest) == payload
 
 
+async def test_a_mirror_takes_its_own_work_from_where_it_lies(tmp_path: Path) -> None:
+    """A volunteer keeps what it pushes in its outbox, and may be a mirror of the module, too."""
+    async with of_group(tmp_path) as (world, group, author):
+        await make_versions(world, group.leader, author, seed=99)
+        await group.seed_away()
+        mirror, outbox = group.mirrors[0], Store(tmp_path / "outbox")
+        payload = gradient_bytes(world.run, MODULE, seed=1)
+        outbox.put(payload)
+        del mirror.swarm._dispatcher._handlers["blob.read"]  # of its own store alone
+        serve_store(mirror.swarm, mirror.node.store, outbox)
+        brought = uploads_to(group)
+        sealed = seal(mirror.swarm.signer, document(world, group.leader.ledger, mirror.node, payload))
+        await offer(mirror.node, group.leader.peer, sealed, payload)
+        await eventually(lambda: all(sealed.id in each.ledger.kept for each in group.mirrors))
+        assert brought == [] and mirror.node.store.get(BlobRef.of(payload).digest) == payload
+
+
 @pytest.mark.parametrize("fault", ["gone", "silent", "wrong bytes", "another size"])
 async def test_what_an_author_does_not_give_the_leader_brings(tmp_path: Path, fault: str) -> None:
     async with of_group(tmp_path) as (world, group, author):

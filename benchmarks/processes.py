@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,12 +85,12 @@ class Helper:
         return " / ".join(lines[-LAST_LINES:])
 
 
-async def start_helper(module: str, *arguments: str, name: str, log: Path) -> Helper:
-    """Run `module` as a helper in a process group of its own."""
+async def start_helper(module: str, *arguments: str, name: str, log: Path, inside: Sequence[str] = ()) -> Helper:
+    """Run `module` as a helper in a process group of its own; `inside` goes before its command."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, *arguments),
+            *(*inside, sys.executable, "-m", module, *arguments),
             stdin=PIPE,
             stdout=PIPE,
             stderr=file,

@@ -1,9 +1,10 @@
-"""`python -m benchmarks.town run | pairs | moves | relay`: what a run costs among homes behind routers. Root, on Linux.
+"""`python -m benchmarks.town run | pairs | moves | relay | update`: what a run costs among homes. Root, on Linux.
 
 `run` starts the public programs in a town of network namespaces: a seed node with a public address, and homes. A leader
 is killed, a router restarts, the relay is killed and comes back, and the run is checked afterwards. `pairs` dials from
 home to home in fresh towns with four public peers, and counts who comes to a direct connection. `moves` carries a
-laptop into another home. `relay` gives one relay many slots, and pushes bytes through it.
+laptop into another home. `relay` gives one relay many slots, and pushes bytes through it. `update` brings large modules
+to their next version over lines of homes, beside hivemind's averager.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from benchmarks.processes import DAEMON, memory_bytes, spent
-from benchmarks.report import MB, JsonFile, run_app, show, table, write_json
+from benchmarks.report import MB, JsonFile, require_known, run_app, show, table, write_json
 from benchmarks.town.network import Machine, Nat, Rate, Town, missing, town
+from dipaco_p2p.core.outer.compress import CODECS
 from peers.governor.machine import PROC, descendants
 
 CODES = "Exit codes: 0 done; 1 a promise was broken; 2 a wrong flag; 5 this machine cannot."
@@ -186,6 +189,33 @@ def relay(
     ]
     show(table("A relay", ("what", "figure"), rows))
     write_json(figures, rows)
+
+
+@app.command(epilog=CODES)
+def update(
+    peers: Annotated[str, typer.Option(help="How many volunteers, with commas between.")] = "4,8",
+    modules: Annotated[str, typer.Option(help="Into how many modules the path is cut, each with a leader.")] = "1,4",
+    codecs: Annotated[str, typer.Option(help="Of the uplink.")] = "int4,ternary640",
+    values: Annotated[int, typer.Option(min=100_000, help="Parameters of the path.")] = 25_000_000,
+    runs: Annotated[int, typer.Option(min=1, help="Counted rounds of each.")] = 3,
+    rival: Annotated[bool, typer.Option("--rival/--no-rival", help="Whether hivemind's averager runs, too.")] = True,
+    figures: JsonFile = None,
+) -> None:
+    """Until all have the next version of a path of 100 MB, on lines of 20 and 100 Mbit/s."""
+    from .update import RIVAL, Case, measure, tables
+
+    names = [*([RIVAL] if rival else []), *codecs.split(",")]
+    require_known("codec", codecs.split(","), CODECS)
+    cases = [
+        Case(peers=int(count), modules=int(parts), codec=name)
+        for parts in modules.split(",")
+        for count in peers.split(",")
+        for name in names
+    ]
+    with _ready():
+        found = list(measure(cases, values, LINE, runs=runs))
+    show(*tables(found, LINE, values=values))
+    write_json(figures, [asdict(one) for one in found])
 
 
 def _each(seconds: float, times: int) -> str:

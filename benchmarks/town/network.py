@@ -25,6 +25,8 @@ from enum import StrEnum
 PUBLIC = "45.0"
 """The first half of all public addresses, and the network that machines believe to be on: /16."""
 FORWARDED_PORT = 31337
+WIRE = "wire"
+"""A public machine's line, as the machine calls it."""
 BURST = "256kbit"
 QUEUE = "100ms"
 _numbers = itertools.count(1)
@@ -67,6 +69,13 @@ class Machine:
     @property
     def inside(self) -> tuple[str, ...]:
         return ("ip", "netns", "exec", self.namespace)
+
+    @property
+    def carried(self) -> tuple[int, int]:
+        """Bytes that a public machine's line has carried, up and down."""
+        files = (f"/sys/class/net/{WIRE}/statistics/{way}_bytes" for way in ("tx", "rx"))
+        up, down = in_namespace(self.namespace, "cat", *files).split()
+        return int(up), int(down)
 
 
 @dataclass(slots=True)
@@ -155,13 +164,16 @@ class Town:
     machines: list[Machine] = field(default_factory=list)
     boxes: list[Box] = field(default_factory=list)
 
-    def public(self) -> Machine:
+    def public(self, rate: Rate | None = None) -> Machine:
         """A machine that everybody can dial."""
         machine = self._machine(f"{PUBLIC}.0.{len(self.machines) + 1}", prefix=16)
         name = f"m{len(self.machines)}"
-        ip("-n", self.backbone, "link", "add", name, "type", "veth", "peer", "wire", "netns", machine.namespace)
+        ip("-n", self.backbone, "link", "add", name, "type", "veth", "peer", WIRE, "netns", machine.namespace)
         ip("-n", self.backbone, "link", "set", name, "master", "switch", "up")
-        ip("-n", machine.namespace, "link", "set", "wire", "master", "switch", "up")
+        ip("-n", machine.namespace, "link", "set", WIRE, "master", "switch", "up")
+        if rate is not None:
+            _limit(machine.namespace, WIRE, rate.up)
+            _limit(self.backbone, name, rate.down)
         return machine
 
     def home(

@@ -1,8 +1,10 @@
-"""A run without text, and its owner's process: a seed node that leads every module and evaluates no version.
+"""A run without text, and its seed node's process, which evaluates no version.
 
-python -m benchmarks.transfer.owner FOLDER CONFIG       CONFIG is the run's, as JSON
+    python -m benchmarks.transfer.owner FOLDER CONFIG [LISTEN]      CONFIG is the run's, as JSON
 
-Modules have a wanted size and random weights: the swarm is real, and nobody trains in it.
+It leads every module as long as no volunteer does. One that is told where to listen is there for volunteers that lead:
+its archive is light, so that contributions do not come to its line. Modules have a wanted size and random weights: the
+swarm is real, and nobody trains in it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from bootstrap.folder import write_stage
 from dipaco_p2p import strict
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.config import (
+    DOWNLINKS,
     CompressionConfig,
     LevelConfig,
     LivenessConfig,
@@ -38,6 +41,7 @@ from dipaco_p2p.core.model.shards import Shard, encode_shard
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.program.files import listening
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.signing import Signer
@@ -57,13 +61,15 @@ WIDE_FROM = 10_000_000
 HEAD_WIDTH, CONTEXT, VOCAB_MIN = 32, 128, 258
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 HISTORY = "history.jsonl"
+LIGHT = Retention(rounds=2, remade=0.0, measured=0.0)
 POLL_S = 0.1
 POINTS = "owner: "
 """What the names of the points begin with that a leader passes (program/files.py)."""
 
 
-def model_of(values: int) -> ModelConfig:
-    """A path of one module of `values` parameters, up to a row of its embedding; 9 of 10 are in decoder blocks."""
+def model_of(values: int, *, modules: int = 1) -> ModelConfig:
+    """A path of `values` parameters, up to a row of its embedding, in modules that are about as large; 9 of 10 are in
+    decoder blocks."""
     width = WIDE if values >= WIDE_FROM else NARROW
     small = ModelConfig(
         vocab_size=VOCAB_MIN,
@@ -74,18 +80,22 @@ def model_of(values: int) -> ModelConfig:
         levels=(LevelConfig(blocks=1, embedding=True, head=True),),
     )
     block = module_layout(small, 0).size - VOCAB_MIN * width - width
-    blocks = max(1, values * 9 // 10 // block)
-    vocab = max(VOCAB_MIN, (values - width - blocks * block) // width)
-    return replace(small, vocab_size=vocab, levels=(replace(small.levels[0], blocks=blocks),))
+    each = values // modules
+    blocks = max(1, each * 9 // 10 // block)
+    vocab = max(VOCAB_MIN, (each - width - blocks * block) // width)
+    [only] = small.levels
+    others = (LevelConfig(blocks=max(1, round(each / block))),) * (modules - 1)
+    return replace(small, vocab_size=vocab, levels=(replace(only, blocks=blocks), *others))
 
 
 def config_of(model: ModelConfig, codec: str) -> RunConfig:
-    """What a run file with this model says, and else nothing; with `codec` both ways, int4 down beside top128."""
+    """What a run file with this model says, and else nothing; with `codec` both ways, or int4 down beside a sparse
+    one."""
     return RunConfig(
         name="benchmark",
         model=model,
         warmup=WarmupConfig(rounds=0),
-        compression=CompressionConfig(uplink=codec, downlink="int8" if codec == "int8" else "int4"),
+        compression=CompressionConfig(uplink=codec, downlink=codec if codec in DOWNLINKS else "int4"),
         rounds=RoundsConfig(rounds=ROUNDS),
         liveness=LivenessConfig(heartbeat_ttl_s=TTL_S),
     )
@@ -129,15 +139,17 @@ class Leader:
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Path, config: RunConfig) -> AsyncIterator[Handler]:
-    """A run is made and served while the block runs."""
+async def opened(folder: Path, config: RunConfig, listen: str | None = None) -> AsyncIterator[Handler]:
+    """A run is made and served while the block runs; with `listen`, for volunteers that lead."""
     clock, grid = SystemClock(), folder / GRID
     store = Store(grid)
-    swarm = await open_libp2p(folder / "identity.key", listen=LISTEN, clock=clock)
+    swarm = await open_libp2p(folder / "identity.key", listen=listen or LISTEN, clock=clock)
     try:
         run = await asyncio.to_thread(make_run, store, config, swarm.signer)
         Stages(swarm).add(run)
-        stage = SeedStage(run, swarm, store, sequences=no_text, clock=clock, make_evaluator=cast(Any, NoEvaluator))
+        kept = None if listen is None else LIGHT
+        evaluator = cast(Any, NoEvaluator)
+        stage = SeedStage(run, swarm, store, sequences=no_text, clock=clock, make_evaluator=evaluator, retention=kept)
         stage.begin()
         history = grid / HISTORY
         while sum(event["ev"] == "leads" for event in read_history(history)) < len(run.manifest.genesis):
@@ -155,6 +167,6 @@ async def opened(folder: Path, config: RunConfig) -> AsyncIterator[Handler]:
 
 
 if __name__ == "__main__":
-    place, text = sys.argv[1:]
+    place, text, *where = sys.argv[1:]
     loaded = strict.load(RunConfig, json.loads(text), where="the benchmark's run")
-    serve(lambda: opened(Path(place), loaded))
+    serve(lambda: opened(Path(place), loaded, *where))

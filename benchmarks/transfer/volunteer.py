@@ -1,10 +1,11 @@
 """Volunteers that train nothing: they hold the modules of the only path, push what they are given, and follow.
 
     python -m benchmarks.transfer.volunteer FOLDER ADDRESS NUMBER...      one process, one volunteer for each number
+    python -m benchmarks.transfer.volunteer FOLDER ADDRESS NUMBER LISTEN  one that leads and mirrors modules
 
-Each has a swarm, a disk and a daemon of its own. It listens nowhere, as `dipaco-peer join --no-listen`, so that it
-leads no module; everything else that it sends is what the program sends: heartbeat and claim, `peers.path.contribute`,
-`Follower` with a mirror that keeps versions.
+Each has a swarm, a disk and a daemon of its own. One with a number listens nowhere, as `dipaco-peer join --no-listen`,
+so that it leads no module; everything else that it sends is what the program sends: heartbeat and claim,
+`peers.path.contribute`, `Follower` with a mirror that keeps versions.
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.chain import Chains, ModuleChain
 from dipaco_p2p.owner.follower import Follower
+from dipaco_p2p.owner.leadership import Electing, Leadership
 from dipaco_p2p.program.tasks import keep_going
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed
-from dipaco_p2p.protocol.liveness import heartbeat_interval_s
+from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
+from dipaco_p2p.swarm.addresses import read_address
 from dipaco_p2p.swarm.api import Swarm
+from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
+from dipaco_p2p.swarm.identity import KEY_NAME
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 from peers.path.contribute import push
@@ -74,18 +79,33 @@ class NotingChain(ModuleChain):
         super().note(versions, snapshot, update)
 
 
-class IdleVolunteer:
-    """One, on an open swarm."""
+class NotingChains(Chains):
+    """Those of this peer."""
 
-    def __init__(self, swarm: Swarm, run: Run, folder: Path) -> None:
+    def __getitem__(self, module: ModuleId) -> NotingChain:
+        if module not in self._chains:
+            self._chains[module] = NotingChain(self, module)
+        chain = self._chains[module]
+        assert isinstance(chain, NotingChain)
+        return chain
+
+
+class IdleVolunteer:
+    """One, on an open swarm; `owns`: it leads and mirrors modules, too."""
+
+    def __init__(self, swarm: Swarm, run: Run, folder: Path, *, owns: bool) -> None:
         clock, store, scoped = SystemClock(), Store(folder), ScopedSwarm(swarm, run.id)
-        self.node = open_member(run, scoped, clock, store)
-        serve_store(scoped, store)
         self.modules = list(run.topology.modules())
+        payload_bytes = max(map(run.payload_bytes_max, self.modules)) if owns else 0
+        self.node = open_member(
+            run, scoped, clock, store, heartbeat=Heartbeat(owns=owns), upload_bytes_max=payload_bytes
+        )
+        self._own = Store(folder / "own")
+        serve_store(scoped, store, self._own)
         [self._path] = run.topology.paths()
-        chains = Chains(self.node)
-        self._chains = {module: NotingChain(chains, module) for module in self.modules}
-        self._readers = {module: Follower(self.node, module, chain) for module, chain in self._chains.items()}
+        self._chains = NotingChains(self.node)
+        self._readers = {module: Follower(self.node, module, self._chains[module]) for module in self.modules}
+        self._ownership = Leadership(self._chains, Electing(self.node)) if owns else None
         self._residuals: dict[ModuleId, Floats] = {}
         self._loops: list[asyncio.Task[None]] = []
 
@@ -101,8 +121,14 @@ class IdleVolunteer:
             await watch.refresh()
         await asyncio.gather(*(reader.sync() for reader in self._readers.values()))
         await self.node.presence.claim(self._path, since_s=clock.now_s())
-        loops = (self.node.presence.run, self._watch_swarm)
+        loops = [self.node.presence.run, self._watch_swarm]
+        loops += [self._ownership.run] if self._ownership is not None else []
         self._loops = [asyncio.create_task(keep_going(loop, clock)) for loop in loops]
+
+    @property
+    def led(self) -> list[ModuleId]:
+        """The modules that it leads."""
+        return self._ownership.modules if self._ownership is not None else []
 
     async def end(self) -> None:
         """Fall silent."""
@@ -133,7 +159,9 @@ class IdleVolunteer:
         `PathTrainer.outer_gradients`."""
         gradient, codec = gradients.pop(module), self.node.run.config.compression.uplink
         compressed, self._residuals[module] = compress(gradient, self._residuals.get(module), codec=codec, out=gradient)
-        return encode_compressed(compressed)
+        payload = encode_compressed(compressed)
+        self._own.put(payload)  # as in the outbox: mirrors fetch it from here
+        return payload
 
     async def _push(self, module: ModuleId, payload: bytes) -> float:
         """Bring it to the leader, until the receipt; when the leader had the whole payload."""
@@ -183,7 +211,7 @@ class Volunteers:
         """Prepare the next round's outer gradients, or play that round."""
         if values["do"] == "prepare":
             await asyncio.to_thread(self._prepare)
-            return {}
+            return {"led": [str(module) for one in self._volunteers.values() for module in one.led]}
         began_s = time.time()
         turns = await asyncio.gather(
             *(one.round(self._prepared.pop(number), self._encoding) for number, one in self._volunteers.items())
@@ -203,28 +231,49 @@ class Volunteers:
 
 @contextlib.asynccontextmanager
 async def joined(address: str, folder: Path) -> AsyncIterator[IdleVolunteer]:
-    """A volunteer in the run at `address` while the block runs. Raises as joining does."""
-    async with open_connection(address) as connection:
-        run = (await fetch_stages(connection.swarm, connection.host, expected=None))[-1]
-        volunteer = IdleVolunteer(connection.swarm, run, folder)
-        volunteer.node.watch.typed[connection.host] = (address,)
-        try:
-            await volunteer.begin()
-            yield volunteer
-        finally:
-            await volunteer.end()
+    """A volunteer in the run at `address` that listens nowhere, while the block runs. Raises as joining does."""
+    async with open_connection(address) as connection, living(connection.swarm, address, folder, owns=False) as one:
+        yield one
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Path, address: str, numbers: list[int]) -> AsyncIterator[Handler]:
-    """These volunteers take part while the block runs."""
+async def leading(address: str, folder: Path, listen: str) -> AsyncIterator[IdleVolunteer]:
+    """The same of one that others can dial; its key is in `folder` already, if anybody wants to know it before."""
+    swarm = await open_libp2p(folder / KEY_NAME, listen=listen, clock=SystemClock(), initial_peers=[address])
+    try:
+        async with living(swarm, address, folder, owns=True) as one:
+            yield one
+    finally:
+        await swarm.close()
+
+
+@contextlib.asynccontextmanager
+async def living(swarm: Swarm, address: str, folder: Path, *, owns: bool) -> AsyncIterator[IdleVolunteer]:
+    """One on an open swarm."""
+    host = read_address(address).peer
+    run = (await fetch_stages(swarm, host, expected=None))[-1]
+    volunteer = IdleVolunteer(swarm, run, folder, owns=owns)
+    volunteer.node.watch.typed[host] = (address,)
+    try:
+        await volunteer.begin()
+        yield volunteer
+    finally:
+        await volunteer.end()
+
+
+@contextlib.asynccontextmanager
+async def opened(folder: Path, address: str, numbers: list[int], listen: str | None = None) -> AsyncIterator[Handler]:
+    """These volunteers take part while the block runs; with `listen`, the only one of them leads."""
     async with contextlib.AsyncExitStack() as stack:
         volunteers = {}
         for number in numbers:
-            volunteers[number] = await stack.enter_async_context(joined(address, folder / f"volunteer-{number}"))
+            place = folder / f"volunteer-{number}"
+            one = joined(address, place) if listen is None else leading(address, place, listen)
+            volunteers[number] = await stack.enter_async_context(one)
         yield Volunteers(volunteers).handle
 
 
 if __name__ == "__main__":
     place, ticket, *chosen = sys.argv[1:]
-    serve(lambda: opened(Path(place), ticket, [int(number) for number in chosen]))
+    listens = [word for word in chosen if word.startswith("/")]
+    serve(lambda: opened(Path(place), ticket, [int(word) for word in chosen if word not in listens], *listens))

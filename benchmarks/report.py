@@ -7,6 +7,7 @@ median of the ratios within each turn, and not the ratio of the medians.
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 import sys
 import time
@@ -39,7 +40,9 @@ def run_benchmark(main: Callable[..., None], *, epilog: str | None = None) -> No
 
 
 def run_app(app: typer.Typer) -> None:
-    """Run the command that was typed. What cannot be had is one line and an exit code, as in the programs."""
+    """Run the command that was typed. What cannot be had is one line and an exit code, as in the programs. SIGTERM
+    lets the command end what it has started."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         app()
     except DipacoError as error:

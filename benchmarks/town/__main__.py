@@ -206,16 +206,22 @@ def update(
 
     names = [*([RIVAL] if rival else []), *codecs.split(",")]
     require_known("codec", codecs.split(","), CODECS)
-    cases = [
-        Case(peers=int(count), modules=int(parts), codec=name)
-        for parts in modules.split(",")
-        for count in peers.split(",")
-        for name in names
-    ]
+    counts = [_whole(text, 3, "peers") for text in peers.split(",")]
+    parts = [_whole(text, 1, "modules") for text in modules.split(",")]
+    if max(parts) > min(counts):
+        raise typer.BadParameter(f"{max(parts)} modules, {min(counts)} peers: each module has a leader of its own")
+    cases = [Case(peers=count, modules=each, codec=name) for each in parts for count in counts for name in names]
     with _ready():
         found = list(measure(cases, values, LINE, runs=runs))
     show(*tables(found, LINE, values=values))
     write_json(figures, [asdict(one) for one in found])
+
+
+def _whole(text: str, least: int, what: str) -> int:
+    """Raises BadParameter."""
+    if not text.isdecimal() or int(text) < least:
+        raise typer.BadParameter(f"`{text}` {what}: a whole number from {least} on is needed")
+    return int(text)
 
 
 def _each(seconds: float, times: int) -> str:

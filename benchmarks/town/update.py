@@ -18,7 +18,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +72,13 @@ class Round:
     """Of all programs."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """The rounds of a case."""
 
     case: Case
     plan_s: float
-    rounds: list[Round] = field(default_factory=list)
+    rounds: Sequence[Round]
 
     @property
     def seconds(self) -> float:
@@ -88,7 +88,7 @@ class Found:
 
 def planned(case: Case, rate: Rate, *, payload_bytes: float, update_bytes: float) -> float:
     """Seconds that no schedule undercuts; the bytes are of all modules together."""
-    up_s, down_s, n = rate.up * 1e6 / 8, rate.down * 1e6 / 8, case.peers
+    up_s, down_s, n = rate.up * MB / 8, rate.down * MB / 8, case.peers
     if case.codec == RIVAL:  # each sends every other one its part, and gets the average of it back
         return 2 * (n - 1) / n * payload_bytes / min(up_s, down_s)
     if case.modules == 1:
@@ -140,23 +140,21 @@ async def _measured(case: Case, place: Town, values: int, rate: Rate, *, runs: i
     machines = [place.public(rate) for _ in range(case.peers)]
     kind: type[_Rivals | _Swarm] = _Rivals if case.codec == RIVAL else _Swarm
     group = kind(case, place, machines, values, folder)
-    found = None
+    rounds = []
     try:
         await group.open()
-        while not await group.is_ready():
+        while not group.is_ready:
             await group.round()
         for _ in range(WARM):
             await group.round()
         for _ in range(runs):
-            one = await group.round()
-            if found is None:
-                found = Found(case=case, plan_s=planned(case, rate, **group.sizes(one)))
-            found.rounds.append(one)
-            show(f"{case.peers} peers, {case.modules} modules, {case.codec}: {one.seconds:.1f} s")
+            rounds.append(await group.round())
+            show(f"{case.peers} peers, {case.modules} modules, {case.codec}: {rounds[-1].seconds:.1f} s")
     finally:
         await group.close()
-    assert found is not None
-    return found
+    payload_bytes = rounds[0].payload_bytes
+    plan_s = planned(case, rate, payload_bytes=payload_bytes, update_bytes=group.update_bytes)
+    return Found(case=case, plan_s=plan_s, rounds=rounds)
 
 
 class _Group:
@@ -167,6 +165,8 @@ class _Group:
         self._values, self._folder = values, folder
         self._peers: list[Helper] = []
         self._others: list[Helper] = []
+        self._told: list[Any] = []
+        """What peers answered to the last request to prepare a round."""
 
     async def _start(self, module: str, machine: Machine, *arguments: str) -> Helper:
         name = machine.namespace
@@ -176,7 +176,7 @@ class _Group:
 
     async def _play(self) -> tuple[list[Any], dict[str, Any]]:
         """What all answer to a round, and its figures so far."""
-        await asyncio.gather(*(one.ask("prepare") for one in self._peers))
+        self._told = await asyncio.gather(*(one.ask("prepare") for one in self._peers))
         pids = [one.pid for one in (*self._peers, *self._others)]
         before, used = [machine.carried for machine in self._machines], spent(*pids)
         answers = await asyncio.gather(*(one.ask("round") for one in self._peers))
@@ -190,6 +190,7 @@ class _Group:
 
 
 class _Rivals(_Group):
+    is_ready = True
     _rounds = 0
 
     async def open(self) -> None:
@@ -202,9 +203,6 @@ class _Rivals(_Group):
                 places = (await one.ask("open"))["addresses"]
                 address = (next(each for each in places if f"/{machine.address}/" in each),)
 
-    async def is_ready(self) -> bool:
-        return True
-
     async def round(self) -> Round:
         answers, figures = await self._play()
         off, self._rounds = max(each["off"] for each in answers), self._rounds + 1
@@ -214,8 +212,10 @@ class _Rivals(_Group):
         seconds = max(each["ended_s"] for each in answers) - began_s
         return Round(seconds=seconds, pushed_s=0.0, payload_bytes=self._values, **figures)
 
-    def sizes(self, one: Round) -> dict[str, float]:
-        return {"payload_bytes": one.payload_bytes, "update_bytes": one.payload_bytes}
+    @property
+    def update_bytes(self) -> int:
+        """Of all modules: here the means, which are as large as what they are of."""
+        return self._values
 
 
 class _Swarm(_Group):
@@ -233,10 +233,10 @@ class _Swarm(_Group):
             arguments = (str(self._folder), address, str(number), LISTEN)
             self._peers.append(await self._start("benchmarks.transfer.volunteer", machine, *arguments))
 
-    async def is_ready(self) -> bool:
-        """Whether volunteers lead all modules: they do once they have worked."""
-        led = [module for one in self._peers for module in (await one.ask("prepare"))["led"]]
-        return len(led) == self._case.modules
+    @property
+    def is_ready(self) -> bool:
+        """Whether volunteers led all modules in the last round: they do once they have worked."""
+        return sum(len(told["led"]) for told in self._told) == self._case.modules
 
     async def round(self) -> Round:
         answers, figures = await self._play()
@@ -249,11 +249,11 @@ class _Swarm(_Group):
             **figures,
         )
 
-    def sizes(self, one: Round) -> dict[str, float]:
+    @property
+    def update_bytes(self) -> int:
         config = self._config
         sizes = (module_size(config, module) for module in config.topology.modules())
-        update_bytes = sum(bytes_max(size, config.compression.downlink) for size in sizes)
-        return {"payload_bytes": one.payload_bytes, "update_bytes": update_bytes}
+        return sum(bytes_max(size, config.compression.downlink) for size in sizes)
 
 
 def spread(folder: Path, config: RunConfig, peers: int) -> None:

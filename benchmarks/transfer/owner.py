@@ -47,6 +47,7 @@ from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.addresses import best_address
 from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
+from dipaco_p2p.swarm.identity import KEY_NAME
 from dipaco_p2p.use.folder import GRID
 from simulation.training import NoEvaluator, no_text, sealed_manifest
 
@@ -143,7 +144,7 @@ async def opened(folder: Path, config: RunConfig, listen: str | None = None) -> 
     """A run is made and served while the block runs; with `listen`, for volunteers that lead."""
     clock, grid = SystemClock(), folder / GRID
     store = Store(grid)
-    swarm = await open_libp2p(folder / "identity.key", listen=listen or LISTEN, clock=clock)
+    swarm = await open_libp2p(folder / KEY_NAME, listen=listen or LISTEN, clock=clock)
     try:
         run = await asyncio.to_thread(make_run, store, config, swarm.signer)
         Stages(swarm).add(run)

@@ -3,9 +3,9 @@
     python -m benchmarks.transfer.volunteer FOLDER ADDRESS NUMBER...      one process, one volunteer for each number
     python -m benchmarks.transfer.volunteer FOLDER ADDRESS NUMBER LISTEN  one that leads and mirrors modules
 
-Each has a swarm, a disk and a daemon of its own. One with a number listens nowhere, as `dipaco-peer join --no-listen`,
+Each has a swarm, a disk and a daemon of its own. One without LISTEN listens nowhere, as `dipaco-peer join --no-listen`,
 so that it leads no module; everything else that it sends is what the program sends: heartbeat and claim,
-`peers.path.contribute`, `Follower` with a mirror that keeps versions.
+`peers.path.contribute`, `Follower` with a chain that keeps versions.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from dipaco_p2p.swarm.identity import KEY_NAME
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
 from peers.path.contribute import push
+from peers.path.kept import outbox_of
 
 LEADERS_S = 120.0
 """Until all modules have a leader."""
@@ -79,17 +80,6 @@ class NotingChain(ModuleChain):
         super().note(versions, snapshot, update)
 
 
-class NotingChains(Chains):
-    """Those of this peer."""
-
-    def __getitem__(self, module: ModuleId) -> NotingChain:
-        if module not in self._chains:
-            self._chains[module] = NotingChain(self, module)
-        chain = self._chains[module]
-        assert isinstance(chain, NotingChain)
-        return chain
-
-
 class IdleVolunteer:
     """One, on an open swarm; `owns`: it leads and mirrors modules, too."""
 
@@ -100,12 +90,14 @@ class IdleVolunteer:
         self.node = open_member(
             run, scoped, clock, store, heartbeat=Heartbeat(owns=owns), upload_bytes_max=payload_bytes
         )
-        self._own = Store(folder / "own")
-        serve_store(scoped, store, self._own)
+        self._outbox = outbox_of(store)
+        serve_store(scoped, store, self._outbox)
         [self._path] = run.topology.paths()
-        self._chains = NotingChains(self.node)
-        self._readers = {module: Follower(self.node, module, self._chains[module]) for module in self.modules}
-        self._ownership = Leadership(self._chains, Electing(self.node)) if owns else None
+        chains = Chains(self.node)
+        self._chains = {module: NotingChain(chains, module) for module in self.modules}
+        chains._chains.update(self._chains)
+        self._readers = {module: Follower(self.node, module, chain) for module, chain in self._chains.items()}
+        self._ownership = Leadership(chains, Electing(self.node)) if owns else None
         self._residuals: dict[ModuleId, Floats] = {}
         self._loops: list[asyncio.Task[None]] = []
 
@@ -160,7 +152,7 @@ class IdleVolunteer:
         gradient, codec = gradients.pop(module), self.node.run.config.compression.uplink
         compressed, self._residuals[module] = compress(gradient, self._residuals.get(module), codec=codec, out=gradient)
         payload = encode_compressed(compressed)
-        self._own.put(payload)  # as in the outbox: mirrors fetch it from here
+        self._outbox.put(payload)  # mirrors fetch it from here
         return payload
 
     async def _push(self, module: ModuleId, payload: bytes) -> float:

@@ -175,8 +175,7 @@ class Watch:
 
     def hurry(self, module: ModuleId) -> None:
         """Ask at the next refresh who works on the paths through `module`: its round may want one of them again."""
-        for path in self._run.topology.paths_through(module):
-            self.sightings.hurry(path)
+        self.sightings.hurry(self._run.topology.paths_through(module))
 
     def close(self) -> None:
         """Ask nobody for anything any more."""
@@ -246,6 +245,7 @@ class Watch:
             self.led_s[module] = self._clock.now_s()
         if self._moved[module][0] != self.reached(module):
             self._moved[module] = self.reached(module), self._clock.now_s()
+            self.sightings.moved(self._run.topology.paths_through(module))
         best = self._best(module)
         if best is None:
             self.paths.note_head(module, None, until_s=0.0)

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..topology import ModuleId, PathId
@@ -175,10 +175,15 @@ class Sightings:
         sight = self._peers.get(peer)
         return None if sight is None else sight.claim.path
 
-    def hurry(self, path: PathId) -> None:
-        """A leader says that something has become of its round: the next look at the claims asks it."""
-        if path in self._paths:
+    def hurry(self, paths: Iterable[PathId]) -> None:
+        """A leader says that something has become of its round: the next look at the claims of `paths` asks it."""
+        for path in self._paths.keys() & set(paths):
             self._paths[path].ask_s = -math.inf
+
+    def moved(self, paths: Collection[PathId]) -> None:
+        """A module of these paths has a new version, so the chance of newcomers there may begin now."""
+        newcomers = (sight for sight in self._peers.values() if not sight.worked and not sight.is_idle)
+        self.hurry({sight.claim.path for sight in newcomers}.intersection(paths))
 
     def excuse(self, path: PathId, *, ask_s: float) -> None:
         """Nobody can work on `path` now, or we cannot know; the leaders should be asked again at `ask_s`."""

@@ -369,6 +369,22 @@ def test_leaders_are_asked_when_a_chance_may_be_over_and_not_for_paths_without_c
         scene.tell()
 
 
+def test_the_chance_of_newcomers_begins_when_a_module_of_their_path_moves_on() -> None:
+    """Two idle claims once held their paths for a deadline and a half: nobody asked whether these could be trained."""
+    scene = Scene()
+    scene.claim(HONEST)
+    scene.claim(IDLE, THERE)
+    scene.works({HERE: [HONEST], THERE: [HONEST]})
+    scene.tell()
+    assert scene.sightings.to_ask(now_s=scene.now_s + 1) == [], "neither path is due"
+    scene.publish()
+    scene.sightings.moved([HERE, THERE])
+    assert scene.sightings.to_ask(now_s=scene.now_s + 1) == [THERE], "whoever works has no such chance"
+    scene.tell()
+    scene.tell(after_s=FIRST_CHANCE_DEADLINES * DEADLINE_S)
+    assert scene.weighing(THERE) == set()
+
+
 @pytest.mark.parametrize("count", [10, 3 * GONE_MAX])
 def test_what_is_remembered_of_a_crowd_is_bounded(count: int) -> None:
     scene = Scene()

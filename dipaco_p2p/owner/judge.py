@@ -144,11 +144,13 @@ class Judge:
         appraised = (await self.appraise(contribution)).document
         try:
             before, gradients = await self._read(contribution, await self._fetch(contribution))
+            began_s = self._node.clock.now_s()
             repetition = await repeat(contribution, before, gradients, await self._shard(contribution))
         except (SwarmError, IntegrityError, EnvironmentUnfit) as error:
             raise Refused(f"it cannot be repeated here: {error}", reason=Reason.OTHER) from None
-        of, work = contribution.author, contribution.work
-        self._node.history.add("audited", work=work, of=of, path=str(contribution.path), **strict.plain(repetition))
+        facts = {"of": contribution.author, "path": str(contribution.path), **strict.plain(repetition)}
+        seconds = self._node.clock.now_s() - began_s
+        self._node.history.add("audited", work=contribution.work, seconds=seconds, **facts)
         return seal(self._node.swarm.signer, replace(appraised, repeated=repetition))
 
     async def _on_appraise(self, sender: PeerId, request: Appraise) -> Appraised:
@@ -179,14 +181,15 @@ class Judge:
             self._waiting -= 1
 
     async def _appraise(self, contribution: Contribution, fetched: Mapping[str, bytes]) -> Sealed[Appraisal]:
-        node, signer = self._node, self._node.swarm.signer
+        node, signer, began_s = self._node, self._node.swarm.signer, self._node.clock.now_s()
         before, gradients = await self._read(contribution, fetched)
         after = [await asyncio.to_thread(apply_update, *pair) for pair in zip(before, gradients, strict=True)]
         draw = signer.sign(DRAW, contribution.work.encode())
         sequences = drawn((await self._shard(contribution)).tokens, draw, node.run.config.judging.sequences)
         gains = await asyncio.to_thread(self._measure, node.run, before, after, sequences)
         gain, error = mean_and_error(gains)
-        node.history.add("appraised", work=contribution.work, path=str(contribution.path), gain=gain, error=error)
+        facts = {"gain": gain, "error": error, "seconds": node.clock.now_s() - began_s}
+        node.history.add("appraised", work=contribution.work, path=str(contribution.path), **facts)
         appraisal = Appraisal(
             run=node.run.id,
             work=contribution.work,

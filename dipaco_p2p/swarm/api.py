@@ -67,6 +67,10 @@ class SwarmStatistics:
     calls_refused: int = 0
     calls_broken: int = 0
     records_put: int = 0
+    keys_read: int = 0
+    """How often a key of the DHT was read."""
+    records_read: int = 0
+    """Live ones, of all these reads together."""
     records_refused: int = 0
 
 

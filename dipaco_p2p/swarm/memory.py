@@ -247,7 +247,7 @@ class MemorySwarm:
                 admitted = self._admit(key, fresh) if fresh else 0
                 if admitted == len(fresh):  # what is refused now may be fine later: clocks differ
                     has_seen[node] = changes
-        return dict(self.records.live(key))
+        return self.records.read(key)
 
     async def call(
         self,

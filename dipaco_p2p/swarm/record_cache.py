@@ -114,6 +114,13 @@ class RecordCache:
             return row.records
         return {peer: record for peer, record in row.records.items() if record.expires_s > now_s}
 
+    def read(self, key: str) -> dict[PeerId, Record]:
+        """As `live`, in a mapping of the caller's own, counted as one read of the key."""
+        found = dict(self.live(key))
+        self._counts["keys_read"] += 1
+        self._counts["records_read"] += len(found)
+        return found
+
     def _live(self, key: str) -> dict[PeerId, _Held]:
         row, now_s = self._rows.get(key, _NOTHING), self._clock.now_s()
         if now_s < row.until_s:

@@ -17,6 +17,7 @@ from dipaco_p2p.program.control.messages import Program
 from dipaco_p2p.protocol.liveness import shown_names
 from dipaco_p2p.strict import bounded, plain
 from dipaco_p2p.swarm.addresses import is_circuit
+from dipaco_p2p.swarm.api import SwarmStatistics
 
 from ..config import PeerConfig
 from ..status import Status
@@ -101,9 +102,23 @@ def _names(node: Member | None) -> dict[str, Any]:
     return {"name": name, "team": team, "name_hidden": node.decrees.state.nameless.get(node.peer)}
 
 
+COUNTED = (
+    "peers_direct",
+    "peers_relayed",
+    "relay_slots",
+    "relay_bytes",
+    "keys_read",
+    "records_read",
+    "records_put",
+    "calls_made",
+    "calls_served",
+)
+"""Of `SwarmStatistics`, told under the same names."""
+
+
 def _swarm(node: Member | None, status: Status) -> dict[str, Any]:
     """The modules of its path as the swarm has them, and what calls took of the line since the program began."""
-    found = None if node is None else node.swarm.statistics()
+    found = SwarmStatistics() if node is None else node.swarm.statistics()
     modules = [] if node is None or status.path is None else status.path.modules()
     return {
         "modules": [
@@ -111,14 +126,11 @@ def _swarm(node: Member | None, status: Status) -> dict[str, Any]:
             for module in modules
             if node is not None
         ],
-        "bytes_up": 0 if found is None else found.bytes_sent,
-        "bytes_down": 0 if found is None else found.bytes_received,
-        "bytes_relayed": 0 if found is None else found.bytes_relayed,
+        "bytes_up": found.bytes_sent,
+        "bytes_down": found.bytes_received,
+        "bytes_relayed": found.bytes_relayed,
         "reached": None if node is None else _reached(node.swarm.addresses),
-        "peers_direct": 0 if found is None else found.peers_direct,
-        "peers_relayed": 0 if found is None else found.peers_relayed,
-        "relay_slots": 0 if found is None else found.relay_slots,
-        "relay_bytes": 0 if found is None else found.relay_bytes,
+        **{name: getattr(found, name) for name in COUNTED},
     }
 
 

@@ -41,6 +41,7 @@ KEYS = {
     "receipts", "last_receipt", "leads", "frozen", "modules", "peers_alive", "peers_training", "paths_covered", "paths",
     "bytes_up", "bytes_down", "name", "team", "name_hidden", "bytes_relayed", "reached", "peers_direct",
     "peers_relayed", "relay_slots", "relay_bytes", "keep_bytes", "kept_bytes", "kept_ranges", "keeping_proofs",
+    "keys_read", "records_read", "records_put", "calls_made", "calls_served",
 }  # fmt: skip
 PATH = PathId.parse("P0-1")
 

@@ -30,6 +30,16 @@ async def test_records_of_all_owners_are_found_the_newest_of_each(net: Any) -> N
     assert await c.get("dipaco/test/other") == {}
 
 
+async def test_reads_and_the_records_that_they_find_are_counted(net: Any) -> None:
+    a, b = await net.join(), await net.join()
+    await a.put(KEY, {}, ttl_s=30)
+    before = b.statistics()
+    found = [await b.get(KEY), await b.get(KEY), await b.get("dipaco/test/other")]
+    after = b.statistics()
+    assert after.keys_read - before.keys_read == 3
+    assert after.records_read - before.records_read == sum(map(len, found)) == 2
+
+
 async def test_a_record_ends_with_its_time_to_live(net: Any) -> None:
     a, b = await net.join(), await net.join()
     await a.put(KEY, {}, ttl_s=0.8)

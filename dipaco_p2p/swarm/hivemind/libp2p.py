@@ -217,7 +217,7 @@ class Libp2pSwarm:
         if found is not None and isinstance(found.value, dict):
             pairs = ((owner, entry.value) for owner, entry in found.value.items())
             self._records.admit(key, ((owner, data) for owner, data in pairs if isinstance(data, bytes)))
-        return dict(self._records.live(key))
+        return self._records.read(key)
 
     async def call(
         self,

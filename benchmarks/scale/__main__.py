@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: dict[str, list[dict[str, Any]]] = {}
     if options.counted:
         found["counted"] = _count(options)
+    if options.real:
+        found["real"] = _check(options)
     if options.modelled:
         runs = [(size, options.hours, False) for size in options.modelled]
         found["modelled"] = _play(runs, options)
@@ -50,6 +53,39 @@ def _count(options: argparse.Namespace) -> list[dict[str, Any]]:
         told = "  ".join(f"{exponent(sizes, [each.median[name] for each in found]):10.2f}" for name in MEASURES)
         print(f"{'exponent':>10}  {told}")
     return [asdict(each) for each in found]
+
+
+def _check(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Real processes beside the model of the same rounds."""
+    from dipaco_p2p.program.console import run_program
+
+    from .churned import Churn
+    from .costs import Pace
+    from .model import Swarm
+    from .real import DEADLINE_S, Real, count_real
+
+    told: list[dict[str, Any]] = []
+
+    def beside_model(real: Real) -> dict[str, Any]:
+        pace = Pace(train_s=real.round_s, train_sigma=0.0, module_bytes=5e4, deadline_s=DEADLINE_S, settle_s=2.0)
+        model = Swarm(real.volunteers, hours=0.5, churn=Churn(is_quiet=True), widths=options.grid, pace=pace).play()
+        pairs = {"reads": model.reads, "records": model.records, "puts": model.puts, "asked": model.calls}
+        beside = ((name, real.median[name], value) for name, value in pairs.items())
+        parts = [f"{name} {seen:,.0f} {value:,.0f} {value / seen:.2f}" for name, seen, value in beside]
+        print(f"{real.volunteers:10d}  rounds of {real.round_s:.1f} s  " + "  ".join(parts), flush=True)
+        return asdict(real) | {"model": pairs}
+
+    async def run() -> None:
+        with tempfile.TemporaryDirectory(prefix="dipaco-scale-") as name:
+            for size in options.real:
+                work = Path(name) / str(size)
+                limits = {"minutes": options.minutes, "warm_up_s": options.warm_up_s}
+                told.append(beside_model(await count_real(size, grid=options.grid, work=work, **limits)))
+
+    print("real processes, a minute of the median volunteer that leads nothing; the model; the model by the processes:")
+    if code := run_program(run):
+        sys.exit(code)
+    return told
 
 
 def _lines(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -117,6 +153,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description="What a swarm costs its peers.")
     parser.add_argument("--counted", type=_sizes, default=(), help="real programs, so many: 12,25,50")
+    parser.add_argument("--real", type=_sizes, default=(), help="processes on this machine beside the model: 12,24")
     parser.add_argument("--modelled", type=_sizes, default=(), help="the model, so many volunteers: 100,300,1000")
     parser.add_argument("--hours", type=float, default=24.0, help="of the model")
     parser.add_argument("--flash", type=_sizes, default=(), help="the model with a flash crowd: 3000,10000")
@@ -135,7 +172,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args(arguments)
     options.grid = _grid(options.grid) if isinstance(options.grid, str) else options.grid
-    if not (options.counted or options.modelled or options.flash or options.lines):
+    if not (options.counted or options.real or options.modelled or options.flash or options.lines):
         options.modelled = (100, 300, 1000)
     return options
 

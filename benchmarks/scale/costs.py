@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dipaco_p2p import strict
 from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat
-from dipaco_p2p.protocol.neighbours import BUCKET_MAX, DEPTH_MAX, LOOKS_MAX, PLACE_BITS, bits, looks_between, place
+from dipaco_p2p.protocol.neighbours import (
+    BUCKET_MAX,
+    DEPTH_MAX,
+    LOOKS_MAX,
+    PLACE_BITS,
+    bits,
+    is_whole,
+    looks_between,
+    place,
+)
 from dipaco_p2p.protocol.records import claims_key, heads_key, peers_key, sign_record
 from dipaco_p2p.protocol.rounds import PathClaims, Round
 from dipaco_p2p.protocol.signing import PeerId, Signer
@@ -19,12 +28,8 @@ from dipaco_p2p.topology import ModuleId, PathId, Topology
 
 TTL_S = 30.0
 LOOK_S, BEAT_S = TTL_S / 6, TTL_S / 3
-SETTLE_S = 5.0
 TOLD_S = 15.0
-TRAIN_S, TRAIN_SIGMA = 300.0, 0.25
-MODULE_BYTES = 20_000_000
 UP_BIT_S, DOWN_BIT_S = 20e6, 100e6
-DEADLINE_S = 600.0
 TAKEOVER_S = 5.0
 """To gather a chain and announce it."""
 OWNERS = 2
@@ -35,6 +40,18 @@ ACCOUNT_S = 60.0
 WORKED = PeerId("")
 """Stands for anybody: that a path is in."""
 RUN = "0" * 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long a round takes, and what it sends."""
+
+    train_s: float = 300.0
+    train_sigma: float = 0.25
+    """Of the logarithm of how much longer one volunteer takes than another."""
+    module_bytes: float = 20e6
+    deadline_s: float = 600.0
+    settle_s: float = 5.0
 
 
 @dataclass(slots=True)
@@ -146,6 +163,8 @@ class Costs:
         self.leader_calls: Counter[PeerId] = Counter()
         self.node_minutes: list[tuple[float, float]] = []
         self.fullest_records = self.fullest_bytes = 0
+        self.released: deque[tuple[float, PathId]] = deque()
+        """Claims that were given up, and until when the DHT has them."""
 
     def spend(self, what: str, amount: float) -> None:
         self.spent[what] += amount
@@ -165,12 +184,17 @@ class Costs:
             max(members.values(), default=0) * self.sizes["heartbeat"],
             max(map(len, self.claims.values())) * self.sizes["claim"],
         )
+        everything = is_whole(depth=depth, modules=len(self.modules), paths=len(self.claims), peers=len(alive))
+        while self.released and self.released[0][0] <= now_s:
+            self.released.popleft()
+        given_up = Counter(path for _, path in self.released)
+        everywhere = sum(map(len, self.claims.values())) + len(self.released)
         for peer in alive:
             bucket = peer.at >> (PLACE_BITS - depth) if depth else 0
             count = members[bucket]
             rate = looks / looks_between(count)
             reads, beats = rate + looks * (2 if depth else 1) / LOOKS_MAX, rate * count
-            replicas = len(self.claims[peer.path]) if peer.path is not None else 0
+            replicas = len(self.claims[peer.path]) + given_up[peer.path] if peer.path is not None else 0
             heads = min(len(self.modules), len(self.topology.widths) + near[bucket])
             sought = 1 + len(self.topology.widths) * OWNERS + min(SOUGHT, replicas) if depth else 0
             seeking = looks / LOOKS_MAX * sought
@@ -184,11 +208,13 @@ class Costs:
                 for led in leaders[peer.name]:
                     self.leader_records[led.id] += beats + read + heads * looks + level
                 continue
+            keys, read = claims + one_more, (claims + one_more) * replicas
+            if everything:
+                keys, read, waiting = looks * len(self.claims), looks * everywhere, 0.0
             self.ordinary_s += span_s
-            self.spent["reads"] += reads + heads * looks + seeking + claims + waiting + one_more
-            self.spent["records"] += beats + heads * looks + seeking + claims * replicas + waiting + one_more * replicas
-            self.spent["bytes"] += (beats + seeking) * self.sizes["heartbeat"]
-            self.spent["bytes"] += (claims + one_more) * replicas * self.sizes["claim"]
+            self.spent["reads"] += reads + heads * looks + seeking + waiting + keys
+            self.spent["records"] += beats + heads * looks + seeking + waiting + read
+            self.spent["bytes"] += (beats + seeking) * self.sizes["heartbeat"] + read * self.sizes["claim"]
             self.spent["bytes"] += (heads * looks + waiting) * self.sizes["head"]
             self.spent["puts"] += ((2 if depth else 1) + 1) * span_s / BEAT_S
         self.alive_s += span_s * len(alive)

@@ -37,23 +37,19 @@ from .churned import CRASHES, REGION, REGION_S, RETURN_S, Churn
 from .costs import (
     ACCOUNT_S,
     BEAT_S,
-    DEADLINE_S,
     DOWN_BIT_S,
     DRAWS_MAX,
     LOOK_S,
-    MODULE_BYTES,
     OWNERS,
-    SETTLE_S,
     TAKEOVER_S,
     TOLD_S,
-    TRAIN_S,
-    TRAIN_SIGMA,
     TTL_S,
     UP_BIT_S,
     WORKED,
     Costs,
     Figures,
     Led,
+    Pace,
     Peer,
     depth_of,
 )
@@ -79,12 +75,19 @@ class Swarm:
     """One run of the model; `play` plays it."""
 
     def __init__(
-        self, volunteers: int, *, hours: float, churn: Churn, widths: tuple[int, ...] = (16, 16), seed: int = 1
+        self,
+        volunteers: int,
+        *,
+        hours: float,
+        churn: Churn,
+        widths: tuple[int, ...] = (16, 16),
+        pace: Pace | None = None,
+        seed: int = 1,
     ):
-        self.volunteers, self.hours, self.churn = volunteers, hours, churn
+        self.volunteers, self.hours, self.churn, self.pace = volunteers, hours, churn, pace or Pace()
         self.chance = random.Random(seed)
         self.topology = Topology(widths)
-        self.rounds = RoundsConfig(rounds=10_000, deadline_s=DEADLINE_S, grace_s=10.0, owners=OWNERS)
+        self.rounds = RoundsConfig(rounds=10_000, deadline_s=self.pace.deadline_s, grace_s=10.0, owners=OWNERS)
         self.now_s, self.end_s = 0.0, hours * 3600
         self.heap: list[tuple[float, int, Callable[[], None]]] = []
         self.counter = 0
@@ -177,7 +180,7 @@ class Swarm:
         self.joins += 1
         name = PeerId(f"peer-{self.joins}")
         session_s = self.churn.session_s(self.chance)
-        pace = math.exp(TRAIN_SIGMA * self.chance.gauss(0.0, 1.0))
+        pace = math.exp(self.pace.train_sigma * self.chance.gauss(0.0, 1.0))
         peer = Peer(name, place(name), pace, self.now_s + session_s, self.now_s)
         self.peers[name] = peer
         if session_s < math.inf:
@@ -208,7 +211,7 @@ class Swarm:
         is_new = not self.claims[path] and not any((path, WORKED) in led.work for led in self.of[path])
         peer.round = version if is_new or not version else version + 1
         self.claims[path][peer.name] = Claim(path=path, since_s=self.now_s, round=peer.round)
-        self.later(peer, SETTLE_S, self.settled)
+        self.later(peer, self.pace.settle_s, self.settled)
 
     def settled(self, peer: Peer) -> None:
         assert peer.path is not None
@@ -222,7 +225,7 @@ class Swarm:
             self.all_covered_s = self.now_s - self.watched_from_s
         peer.doing = "fetching"
         self.costs.spend("calls", 4)
-        self.later(peer, 2 * MODULE_BYTES * 8 / DOWN_BIT_S, self.wait)
+        self.later(peer, 2 * self.pace.module_bytes * 8 / DOWN_BIT_S, self.wait)
 
     def wait(self, peer: Peer) -> None:
         """Begin to train if the path is due."""
@@ -241,9 +244,9 @@ class Swarm:
                 return
         peer.doing, peer.round = "training", version
         self.claims[peer.path][peer.name] = Claim(path=peer.path, since_s=peer.since_s, round=version)
-        upload_s = 2 * MODULE_BYTES * 8 / UP_BIT_S
+        upload_s = 2 * self.pace.module_bytes * 8 / UP_BIT_S
         self.costs.spend("calls", 2)
-        self.later(peer, TRAIN_S * peer.pace + upload_s, self.contribute)
+        self.later(peer, self.pace.train_s * peer.pace + upload_s, self.contribute)
 
     def contribute(self, peer: Peer) -> None:
         assert peer.path is not None
@@ -254,12 +257,12 @@ class Swarm:
             if is_late and led.round.number > peer.round + 1:
                 continue
             led.round = led.round.contributed(peer.path, peer.name, now_s=self.now_s, is_late=is_late)
-            led.work[key] = TRAIN_S * peer.pace
+            led.work[key] = self.pace.train_s * peer.pace
             led.work[peer.path, WORKED] = 0.0
             peer.has_worked = True
             if led.leader is not None:
                 self.costs.leader_calls[led.leader] += 8
-        self.costs.spend("calls", 2 * (4 + MODULE_BYTES / 2**20 / 4) + 2 * 4)
+        self.costs.spend("calls", 2 * (4 + self.pace.module_bytes / 2**20 / 4) + 2 * 4)
         peer.round += 1
         self.wait(peer)
 
@@ -281,7 +284,8 @@ class Swarm:
 
     def release(self, peer: Peer) -> None:
         if peer.path is not None:
-            self.claims[peer.path].pop(peer.name, None)
+            if self.claims[peer.path].pop(peer.name, None) is not None:
+                self.costs.released.append((self.now_s + TTL_S, peer.path))
             peer.path = None
 
     def lose_region(self) -> None:
@@ -329,7 +333,7 @@ class Swarm:
         """Let the round close by its own rules, with the claims of the module's paths and the count of all others."""
         if led.round.state is RoundState.OPEN or (
             led.round.state is RoundState.COLLECTING
-            and self.now_s < led.round.last_s + DEADLINE_S
+            and self.now_s < led.round.last_s + self.pace.deadline_s
             and self.is_missing(led)
         ):
             return
@@ -353,7 +357,7 @@ class Swarm:
                 peer = self.peers.get(name)
                 if peer is not None and peer.doing == "waiting":
                     self.costs.spend("calls", 2)
-                    self.later(peer, MODULE_BYTES * 8 / DOWN_BIT_S, self.wait)
+                    self.later(peer, self.pace.module_bytes * 8 / DOWN_BIT_S, self.wait)
 
     def awaits(self, number: int) -> Awaited:
         if waits_for_newcomers(number):

@@ -5,17 +5,22 @@ from __future__ import annotations
 import random
 import statistics
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.scale.__main__ import exponent, main
 from benchmarks.scale.churned import DAY_S, FLASH_S, Churn
-from benchmarks.scale.costs import depth_of, nearest, record_bytes
+from benchmarks.scale.costs import TTL_S, Costs, Peer, depth_of, nearest, record_bytes
 from benchmarks.scale.lines import load
 from benchmarks.scale.model import Swarm
+from benchmarks.scale.real import run_text
+from bootstrap.runfile import load_run_file
 from dipaco_p2p.config import SHARES_MAX
+from dipaco_p2p.protocol.neighbours import place
 from dipaco_p2p.protocol.records import KEY_BYTES_MAX, KEY_RECORDS_MAX
+from dipaco_p2p.topology import Topology
 
 
 def test_a_swarm_repeats_itself_and_covers_its_paths() -> None:
@@ -29,6 +34,33 @@ def test_a_swarm_repeats_itself_and_covers_its_paths() -> None:
 def test_fewer_volunteers_than_paths_train_all_of_them_in_turn() -> None:
     few = Swarm(4, hours=3.0, churn=Churn(is_quiet=True), widths=(3, 3)).play()
     assert few.covered > 0.95 and few.rounds >= 2
+
+
+def test_a_small_swarm_reads_every_key_at_each_look_and_a_larger_one_its_own() -> None:
+    """4x4 paths are 16 keys of claims and 8 of heads, and there are 12 looks a minute."""
+    small, large = (Swarm(peers, hours=1.0, churn=Churn(is_quiet=True), widths=(4, 4)).play() for peers in (30, 60))
+    assert 12 * (16 + 8) < small.reads < 1.3 * 12 * (16 + 8)
+    assert large.reads < small.reads / 2
+
+
+def test_what_was_released_stays_in_the_dht_as_long_as_it_lives() -> None:
+    topology = Topology((2, 2))
+    path, *_ = topology.paths()
+    costs = Costs(topology, {each: {} for each in topology.paths()}, {})
+    costs.released.append((100.0, path))
+    peer = Peer("peer", place("peer"), 1.0, 1e9, 0.0)
+    found = []
+    for now_s in (60.0, 120.0):
+        costs.account([peer], 60.0, now_s=now_s)
+        found.append(costs.spent["records"])
+    assert found[0] - (found[1] - found[0]) == 12  # at each of the looks of a minute
+
+
+def test_the_run_of_the_real_processes_is_one_and_its_model_has_as_many_paths(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(run_text((4, 4)))
+    config = load_run_file(path).run
+    assert config.model.path_count == 16 and config.liveness.heartbeat_ttl_s == TTL_S
 
 
 def test_a_leader_that_leaves_is_followed_within_three_expiries() -> None:

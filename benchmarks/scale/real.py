@@ -1,0 +1,152 @@
+"""What volunteers read and are asked, as processes on this machine: the counts of their own programs, asked twice.
+
+How long their rounds took, the model is told, so that both play the same rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.swarm_faults.evidence import read_events
+from benchmarks.swarm_faults.schedule import volunteers
+from benchmarks.swarm_faults.swarm import LocalSwarm
+from bootstrap.progress import stage
+from dipaco_p2p.program.control.client import ask
+from peers.control.control import Request
+
+from .counted import ROUNDS, TTL_S
+
+STEPS = 60
+"""Of one short sequence each: with 300, training alone kept two cores busy with 24 volunteers, and modules changed
+hands for want of heartbeats."""
+DEADLINE_S = 150.0
+ASK_S = 30.0
+COUNTED = {
+    "reads": "keys_read",
+    "records": "records_read",
+    "puts": "records_put",
+    "asked": "calls_made",
+    "answered": "calls_served",
+}
+"""In the answer to `status`."""
+RUN = """\
+[run]
+name = "scale"
+
+[model]
+vocab_size = 512
+width = 16
+ffn_width = 32
+context = 72
+{levels}
+[warmup]
+rounds = 0
+
+[inner]
+steps = {steps}
+batch = 1
+warmup_steps = 4
+
+[rounds]
+rounds = {rounds}
+deadline_s = {deadline_s}
+grace_s = 1.0
+owners = 2
+
+[liveness]
+heartbeat_ttl_s = {ttl_s}
+settle_s = 2.0
+
+[judging]
+judges = 0
+
+[corpus]
+source = "found"
+bytes_max = 2000000
+
+[archive]
+rounds = 0
+[leaderboard]
+serve = false
+[node]
+port = 0
+"""
+LEVEL = "[[model.levels]]\nmodules = {modules}\nblocks = 1\n"
+ENDS = "embedding = true\nhead = true\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Real:
+    """What one swarm of processes did, a minute."""
+
+    volunteers: int
+    median: dict[str, float]
+    busiest: dict[str, float]
+    round_s: float
+    """Median of the volunteers' rounds, from the versions that they began with to the receipts."""
+    ordinary: int
+    """Volunteers that led nothing, whose median is told; all, if everybody led something."""
+
+
+async def count_real(peers: int, *, grid: Sequence[int], minutes: float, warm_up_s: float, work: Path) -> Real:
+    """Start so many, wait for each one's first receipt and for the warm-up, and count. Raises DipacoError."""
+    work.mkdir(parents=True)
+    (work / "run.toml").write_text(run_text(grid))
+    swarm = LocalSwarm(work, work / "run.toml")
+    try:
+        await swarm.open()
+        names = volunteers(peers)
+        await swarm.begin(names)
+        with stage(f"Counting {peers} volunteers", total=round(warm_up_s + 60 * minutes)) as advance:
+            began_s = time.time()
+            await _wait(warm_up_s, swarm, advance, began_s)
+            first, first_s = await _ask(swarm, names), time.time()
+            await _wait(60 * minutes, swarm, advance, began_s)
+            last, span_s = await _ask(swarm, names), time.time() - first_s
+    finally:
+        await swarm.end()
+    counts = {
+        name: {what: 60 * (last[name][key] - first[name][key]) / span_s for what, key in COUNTED.items()}
+        for name in names
+    }
+    ordinary = [name for name in names if not first[name]["leads"] and not last[name]["leads"]] or names
+    events = read_events(path for name in names for path in swarm.home(name).glob("runs/*/history.jsonl"))
+    rounds_s = [event["seconds"] for event in events if event.ev == "round" and event.t_s >= first_s]
+    return Real(
+        volunteers=peers,
+        median={what: statistics.median(counts[name][what] for name in ordinary) for what in COUNTED},
+        busiest={what: max(each[what] for each in counts.values()) for what in COUNTED},
+        round_s=statistics.median(rounds_s),
+        ordinary=len(ordinary),
+    )
+
+
+def run_text(grid: Sequence[int]) -> str:
+    """The run file."""
+    levels = [LEVEL.format(modules=width) + ENDS * (not number) for number, width in enumerate(grid)]
+    numbers = {"steps": STEPS, "rounds": ROUNDS, "deadline_s": DEADLINE_S, "ttl_s": TTL_S}
+    return RUN.format(levels="".join(levels), **numbers)
+
+
+async def _wait(duration_s: float, swarm: LocalSwarm, advance: Any, began_s: float) -> None:
+    until_s = time.monotonic() + duration_s
+    while time.monotonic() < until_s:
+        swarm.require_up()
+        advance(round(time.time() - began_s))
+        await asyncio.sleep(1)
+
+
+async def _ask(swarm: LocalSwarm, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The answer of each to `status`. Raises DipacoError."""
+
+    def one(name: str) -> dict[str, Any]:
+        return dict(ask(swarm.home(name), Request(ask="status"), timeout_s=ASK_S).body)
+
+    found = await asyncio.gather(*(asyncio.to_thread(one, name) for name in names))
+    return dict(zip(names, found, strict=True))

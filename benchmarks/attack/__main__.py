@@ -75,7 +75,7 @@ def main(
     limit: Annotated[float, typer.Option(min=10, help="Seconds after which a run is stopped.")] = 240.0,
     corpus: Corpus = "found",
     judges: Annotated[int, typer.Option(min=0, max=8, help="Peers that measure each work; 0: none.")] = 2,
-    warmup: Annotated[int, typer.Option(min=0, help="Rounds of a warm-up before, not counted in --rounds.")] = 0,
+    warmup: Annotated[int, typer.Option(min=0, help="Rounds of a warm-up by the volunteers alone, before.")] = 0,
     beside: Annotated[str, typer.Option(help="A second stranger with this attack beside each, as `idle`.")] = "",
     out: Annotated[Path, typer.Option(help="A new folder for logs, homes and the result.")] = Path("attack"),
 ) -> None:

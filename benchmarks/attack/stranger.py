@@ -43,10 +43,11 @@ Make = Callable[[ModuleVersion, ModuleVersion | None], Awaitable[Floats | None]]
 class Stranger:
     """One process without a GPU: a node of the DHT, and as many keys as it likes."""
 
-    def __init__(self, swarm: Libp2pSwarm, node: Member, folder: Path) -> None:
+    def __init__(self, swarm: Libp2pSwarm, node: Member, folder: Path, *, before: Stranger | None = None) -> None:
+        """`before` is the same stranger in the stage before this one."""
         self.swarm, self.node, self.run, self.folder = swarm, node, node.run, folder
-        self.heard: Counter[str] = Counter()
-        self.signers: list[Signer] = [swarm.signer]
+        self.heard: Counter[str] = before.heard if before else Counter()
+        self.signers: list[Signer] = before.signers if before else [swarm.signer]
         self.modules = list(node.run.topology.modules())
         self.ttl_s = node.run.config.liveness.heartbeat_ttl_s
         self._claimed: PathId | None = None

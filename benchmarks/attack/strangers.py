@@ -13,7 +13,8 @@ import json
 import secrets
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ import numpy as np
 
 from dipaco_p2p import strict
 from dipaco_p2p.clock import SystemClock
-from dipaco_p2p.errors import DipacoError, Refused
+from dipaco_p2p.errors import DipacoError, Refused, SwarmError
 from dipaco_p2p.node.calls import GetBranch, GetChain, GetOpen, KeepContribution, KeepVersion
 from dipaco_p2p.node.items import items_reply
 from dipaco_p2p.node.ledger import RemoteLedger
 from dipaco_p2p.node.node import fetch, open_member, serve_store
+from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.chain import Chains
@@ -36,11 +38,11 @@ from dipaco_p2p.protocol.documents import Contribution, Custody, ModuleVersion, 
 from dipaco_p2p.protocol.liveness import Claim, Heartbeat
 from dipaco_p2p.protocol.norms import Norms
 from dipaco_p2p.protocol.records import claims_key, peers_key
-from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.calls import WriteBlob
-from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
+from dipaco_p2p.swarm.hivemind.libp2p import Libp2pSwarm, open_libp2p
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId, PathId
 
@@ -54,7 +56,7 @@ IDLERS = 10
 SMALL_SHARES = 670
 """As many as once made a version too large for its document."""
 
-Attack = Callable[[Stranger], Awaitable[None]]
+Attack = Callable[[Stranger], Coroutine[Any, Any, None]]
 ATTACKS: dict[str, Attack] = {}
 
 
@@ -173,11 +175,24 @@ async def claimant(me: Stranger) -> None:
 async def parrot(me: Stranger) -> None:
     """A replica of an honest volunteer: claims its path, waits for its work of each round, and hands it in as its own,
     with the states that auditors ask for."""
+    path = await _claimed_by_others(me)
+    await asyncio.gather(_stay(me, path), *(_repeat_work(me, module, path, path) for module in path.modules()))
+
+
+@attack("copyist")
+async def copyist(me: Stranger) -> None:
+    """As `parrot`, but on the path that shares the fewest modules with the one whose work it hands in."""
+    source = await _claimed_by_others(me)
+    path = min(me.run.topology.paths(), key=lambda path: len(set(path.modules()) & set(source.modules())))
+    await asyncio.gather(_stay(me, path), *(_repeat_work(me, module, path, source) for module in path.modules()))
+
+
+async def _claimed_by_others(me: Stranger) -> PathId:
     path = None
     while path is None:
         await asyncio.sleep(AGAIN_S)
         path = max((path for path, claims in me.node.watch.claims.items() if claims), default=None)
-    await asyncio.gather(_stay(me, path), *(_repeat_work(me, module, path) for module in path.modules()))
+    return path
 
 
 async def _stay(me: Stranger, path: PathId) -> None:
@@ -186,23 +201,28 @@ async def _stay(me: Stranger, path: PathId) -> None:
         await asyncio.sleep(me.ttl_s / 6)
 
 
-async def _repeat_work(me: Stranger, module: ModuleId, path: PathId) -> None:
+async def _repeat_work(me: Stranger, module: ModuleId, path: PathId, source: PathId) -> None:
+    """Hand in as work on `module` of `path` what others did for the module of `source` at the same level."""
+    origin = source.modules()[path.modules().index(module)]
     done = -1
     while True:
         await asyncio.sleep(AGAIN_S)
         with contextlib.suppress(DipacoError):
             head, _ = await me.head_and_parent(module)
-            leader = me.node.watch.leader(module)
+            leader = me.node.watch.leader(origin)
             if leader is None or head.version == done:
                 continue
-            for sealed in await RemoteLedger(me.node, leader, module).kept():
+            for sealed in await RemoteLedger(me.node, leader, origin).kept():
                 theirs = sealed.document
-                if theirs.author != me.node.peer and (theirs.path, theirs.base_version) == (path, head.version):
+                if theirs.author != me.node.peer and (theirs.path, theirs.base_version) == (source, head.version):
                     data = await fetch(me.node, theirs.payload, holders=[leader, theirs.author], keep=True)
                     for state in (theirs.state, theirs.recipe.start if theirs.recipe else None):
                         if state is not None:
                             await fetch(me.node, state, holders=[theirs.author], keep=True)
-                    parts = dict(zip(path.modules(), theirs.parts, strict=True))
+                    parts = {
+                        ours: replace(part, base_digest=(await me.head_and_parent(ours))[0].digest)
+                        for ours, part in zip(path.modules(), theirs.parts, strict=True)
+                    }
                     said = await me.contribute_to(head, path, data, parts, like=theirs)
                     done = head.version if said in ("taken", "norm") else done
                     break
@@ -353,35 +373,53 @@ async def pager(me: Stranger) -> None:
 # -- the process
 
 
+async def _attack_stages(name: str, swarm: Libp2pSwarm, seed: PeerId, folder: Path) -> None:
+    """Attack the newest stage of the run; once another one opens, that one."""
+    me: Stranger | None = None
+    working: list[asyncio.Task[None]] = []
+    try:
+        while True:
+            with contextlib.suppress(SwarmError):
+                run = (await fetch_stages(swarm, seed, expected=None))[-1]
+                if me is None or run.id != me.run.id:
+                    for task in working:
+                        task.cancel()
+                    me = _member(run, swarm, folder, before=me)
+                    await me.node.watch.refresh()
+                    working = [asyncio.create_task(work) for work in (me.look(), ATTACKS[name](me))]
+            await asyncio.sleep(1)
+            for task in working:
+                if task.done():
+                    task.result()
+    finally:
+        if me is not None:
+            me.write()
+
+
+def _member(run: Run, swarm: Libp2pSwarm, folder: Path, *, before: Stranger | None) -> Stranger:
+    upload_max = max(map(run.payload_bytes_max, run.topology.modules()))
+    store = Store(folder / "store" / run.id[:16])
+    node = open_member(run, ScopedSwarm(swarm, run.id), SystemClock(), store, upload_bytes_max=upload_max)
+    serve_store(node.swarm, store)
+    return Stranger(swarm, node, folder, before=before)
+
+
 async def live(name: str, address: str, folder: Path) -> None:
     """Join the run at `address`, and attack it until SIGTERM."""
     folder.mkdir(parents=True, exist_ok=True)
-    clock = SystemClock()
-    swarm = await open_libp2p(folder / "identity.key", initial_peers=[address], clock=clock)
+    swarm = await open_libp2p(folder / "identity.key", initial_peers=[address], clock=SystemClock())
     try:
         seed = await swarm.connect(address, timeout_s=TIMEOUT_S)
         stages = await fetch_stages(swarm, seed, expected=None)
-        run = stages[-1]
         working: asyncio.Future[Any]
         if name in VOLUNTEERS:
             (folder / KEYS).write_text(json.dumps([swarm.peer]))
             working = asyncio.ensure_future(take_part(name, swarm, seed, stages, folder))
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
-            with contextlib.suppress(asyncio.CancelledError):
-                await working
-            return
-        upload_max = max(map(run.payload_bytes_max, run.topology.modules()))
-        scoped = ScopedSwarm(swarm, run.id)
-        node = open_member(run, scoped, clock, Store(folder / "store"), upload_bytes_max=upload_max)
-        serve_store(node.swarm, node.store)
-        me = Stranger(swarm, node, folder)
-        await node.watch.refresh()
-        working = asyncio.gather(me.look(), ATTACKS[name](me))
+        else:
+            working = asyncio.ensure_future(_attack_stages(name, swarm, seed, folder))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await working
-        except asyncio.CancelledError:
-            me.write()
     finally:
         await swarm.close()
 

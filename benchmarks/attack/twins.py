@@ -8,21 +8,22 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.swarm_faults.churn import write_run_file
 from benchmarks.swarm_faults.evidence import read_events
 from benchmarks.swarm_faults.schedule import SEED_NODE, Verb, volunteers
-from benchmarks.swarm_faults.swarm import POLL_S, LocalSwarm, copy_prepared
+from benchmarks.swarm_faults.swarm import OPTIONS, POLL_S, LocalSwarm, copy_prepared
 from bootstrap.archives.evaluator import Evaluator
 from bootstrap.processes import Children
 from bootstrap.progress import stage
+from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.reasons import Reason
-from dipaco_p2p.use.folder import GRID, RunFolder
+from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 
 from .stranger import HEARD, KEYS
 
@@ -46,11 +47,14 @@ class Options:
     judges: int = 2
     """Who measure each work; 0: nobody does."""
     warmup: int = 0
-    """Rounds before the grid opens, in which the stranger takes part as well."""
+    """Rounds before the grid opens, by the volunteers alone: they are played once, since the texts of the paths follow
+    from them, and each game goes on from a copy."""
     beside: str = ""
     """The attack of a second stranger, beside each."""
     limit_s: float = 240.0
     """A run that has not come to its end by then is stopped."""
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What else the run file says, by section and key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,10 @@ class Game:
     """Whether the first volunteer is killed once, and comes back."""
     is_first: bool = False
     """Whether the stranger is there before the volunteers are."""
+    last: tuple[str, ...] = ()
+    """Options of the last volunteer's program, besides everybody's."""
+    joins_at: int = 0
+    """The version of all modules at which the last volunteer joins."""
 
     @property
     def name(self) -> str:
@@ -92,6 +100,8 @@ class Left:
     """Contributions of honest volunteers that have a receipt."""
     refused: dict[str, int]
     """Those of them that do not count since judges or auditors found fault, by reason."""
+    late: int
+    """Contributions that count, and that began from a version before the round's."""
 
     @property
     def stolen(self) -> float:
@@ -107,7 +117,7 @@ class Left:
 
 
 async def prepare(work: Path, options: Options, *, seed: int) -> LocalSwarm:
-    """A run that nobody has joined yet. Raises DipacoError."""
+    """A run whose grid has just opened. Raises DipacoError."""
     run_file = work / "run.toml"
     write_run_file(
         run_file,
@@ -119,19 +129,41 @@ async def prepare(work: Path, options: Options, *, seed: int) -> LocalSwarm:
         heartbeat_ttl_s=TTL_S,
         judges=options.judges,
         warmup=options.warmup,
+        settings=options.settings,
     )
     prepared = LocalSwarm(work / "prepared", run_file)
     with stage(f"Preparing run {seed}"):
         try:
             await prepared.open()
+            if options.warmup:
+                await _until_open(prepared, options)
         finally:
             await prepared.end()
     return prepared
 
 
+async def _until_open(swarm: LocalSwarm, options: Options) -> None:
+    """Play the warm-up; its volunteers are gone when the grid opens, so that it is granted to nobody yet."""
+    for name in volunteers(options.peers):
+        await swarm.start(name)
+    folder = RunFolder(swarm.folder)
+    until_s = time.monotonic() + options.limit_s
+    while not folder.has(GRID):
+        swarm.require_up()
+        if time.monotonic() > until_s:
+            raise DipacoError(f"the warm-up took longer than {options.limit_s:.0f} s", hint="raise --limit")
+        archived = read_events([folder.stage(WARMUP) / "history.jsonl"])
+        last = {event["module"] for event in archived if event.ev == "archived" and event["version"] == options.warmup}
+        run = folder.open(WARMUP)
+        if run is not None and len(last) == len(run.topology.widths):
+            await asyncio.gather(*(swarm.members[name].end() for name in swarm.volunteers))
+        await asyncio.sleep(POLL_S)
+
+
 async def play(prepared: LocalSwarm, work: Path, options: Options, game: Game) -> Left:
     """Train a copy of the prepared run to its end, or until its time is over. Raises DipacoError."""
-    copy_prepared(prepared.folder, work / SEED_NODE)
+    for name in (SEED_NODE, *prepared.volunteers):
+        copy_prepared(prepared.home(name), work / name)
     run, _ = RunFolder(work / SEED_NODE).require()
     swarm, strangers = LocalSwarm(work, prepared.run_file), Children(threads=1)
     try:
@@ -140,12 +172,15 @@ async def play(prepared: LocalSwarm, work: Path, options: Options, game: Game) -
             if game.is_first:
                 await _intrude(strangers, swarm, STRANGER, game.attack)
             began_s = time.time()
-            for name in volunteers(options.peers):
+            *others, last = volunteers(options.peers)
+            for name in others:
                 await swarm.start(name)
+            if not game.joins_at:
+                await swarm.start(last, *OPTIONS, *game.last)
             if not game.is_first:
                 await _intrude(strangers, swarm, STRANGER, game.attack)
             await _intrude(strangers, swarm, BESIDE, options.beside if game.attack else "")
-            await _until_complete(swarm, run, has_churn=game.has_churn, until_s=began_s + options.limit_s)
+            await _until_complete(swarm, run, game, last=last, until_s=began_s + options.limit_s)
             ended_s = time.time()
     finally:
         await strangers.end_all()
@@ -159,18 +194,25 @@ async def _intrude(strangers: Children, swarm: LocalSwarm, name: str, attack: st
         await strangers.start(name, "benchmarks.attack.strangers", *arguments, log=swarm.work / f"{name}.log")
 
 
-async def _until_complete(swarm: LocalSwarm, run: Run, *, has_churn: bool, until_s: float) -> None:
+async def _until_complete(swarm: LocalSwarm, run: Run, game: Game, *, last: str, until_s: float) -> None:
     victim, back_s = swarm.volunteers[0], math.inf
-    kill_round = KILL_ROUND if has_churn else math.inf
+    kill_round = KILL_ROUND if game.has_churn else math.inf
     while time.time() < until_s and any(swarm.members[name].is_alive for name in swarm.volunteers):
-        if has_churn and min(map(len, _archived_s(swarm.folder, run).values())) >= kill_round:
+        if game.has_churn and _versions(swarm, run) >= kill_round:
             await swarm.act(Verb.KILL, victim)
             kill_round, back_s = math.inf, time.time() + AWAY_S
         if time.time() >= back_s:
             await swarm.act(Verb.START, victim)
             back_s = math.inf
+        if last not in swarm.members and _versions(swarm, run) >= game.joins_at:
+            await swarm.start(last, *OPTIONS, *game.last)
         swarm.require_up()
         await asyncio.sleep(5 * POLL_S)
+
+
+def _versions(swarm: LocalSwarm, run: Run) -> int:
+    """That the archive has of every module."""
+    return min(map(len, _archived_s(swarm.folder, run).values()))
 
 
 def _archived_s(folder: Path, run: Run) -> dict[str, list[float]]:
@@ -190,6 +232,7 @@ def _left(swarm: LocalSwarm, began_s: float, ended_s: float) -> Left:
     heard = json.loads((homes[0] / HEARD).read_text()) if (homes[0] / HEARD).exists() else {}
     documents = [sealed.document for ledger in archive.ledgers.values() for sealed in ledger.versions]
     shares = [share for version in documents for share in version.shares]
+    late = sum(share.base_version < version.version - 1 for version in documents for share in version.shares)
     counted = Counter[str]()
     for share in shares:
         counted[share.peer] += share.tokens
@@ -210,6 +253,7 @@ def _left(swarm: LocalSwarm, began_s: float, ended_s: float) -> Left:
         strangers=keys,
         taken=taken,
         refused=refused,
+        late=late,
     )
 
 

@@ -48,10 +48,24 @@ def times(factor: float) -> Change:
     return lambda old, new: old + np.float32(factor) * (new - old)
 
 
+def noise(factor: float) -> Change:
+    """Random numbers, so many times as long as what the steps came to."""
+    chance = np.random.default_rng(0)
+
+    def change(old: Floats, new: Floats) -> Floats:
+        random = chance.standard_normal(old.shape, dtype=np.float32)
+        return old + random * np.float32(factor * np.linalg.norm(new - old) / np.linalg.norm(random))
+
+    return change
+
+
 VOLUNTEERS: dict[str, Callable[..., PathTrainer]] = {
     "flip": partial(Spoiling, change=times(-1)),
     "flip-3": partial(Spoiling, change=times(-3)),
     "scale-3": partial(Spoiling, change=times(3)),
+    "scale-tiny": partial(Spoiling, change=times(1e-3)),
+    "random": partial(Spoiling, change=noise(1)),
+    "random-3": partial(Spoiling, change=noise(3)),
     "permuted": partial(Spoiling, is_permuted=True),
 }
 """Attacks by somebody who takes part with the public program, but for its trainer."""

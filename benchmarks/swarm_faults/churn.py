@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,12 +138,21 @@ def write_run_file(
     heartbeat_ttl_s: float = HEARTBEAT_TTL_S,
     judges: int = 2,
     warmup: int = 0,
+    settings: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
-    """The run file that the swarms of these benchmarks train; by default the run does not end by itself."""
+    """The run file that the swarms of these benchmarks train, with these settings by section and key; by default the
+    run does not end by itself."""
     path.parent.mkdir(parents=True, exist_ok=True)
     values = {"min_paths": min(peers, 4), "source": json.dumps(corpus), "judges": judges}
     lengths = {"rounds": rounds, "warmup": warmup, "heartbeat_ttl_s": heartbeat_ttl_s}
-    path.write_text(RUN.format(seed=seed, steps=steps, **lengths, **values))
+    text = RUN.format(seed=seed, steps=steps, **lengths, **values)
+    for section, wanted in (settings or {}).items():
+        before, _, rest = text.partition(f"[{section}]\n")
+        found, mark, after = rest.partition("\n[")
+        kept = [line for line in found.splitlines() if line.partition(" = ")[0] not in wanted]
+        lines = [f"[{section}]", *(f"{key} = {value}" for key, value in wanted.items()), *kept]
+        text = before + "\n".join(lines) + mark + after
+    path.write_text(text)
 
 
 async def run_churn(options: Options, out: Path) -> bool:

@@ -29,8 +29,8 @@ from .schedule import SEED_NODE, Action, Verb, volunteers
 POLL_S = 0.1
 OPEN_S = 300.0
 """Until a seed node is open: imports, and preparing the run."""
-START_S = 240.0
-"""Until every volunteer has had its first receipt."""
+START_S, START_EACH_S = 240.0, 10.0
+"""Until every volunteer has had its first receipt, and for each one besides."""
 START_PAUSE_S = 0.5
 """Between two starts: all at once they would only wait for each other's imports."""
 LEAVE_S = 30.0
@@ -121,12 +121,12 @@ class LocalSwarm:
         for name in names:
             await self.start(name)
             await asyncio.sleep(START_PAUSE_S)
-        deadline_s = time.monotonic() + START_S
+        deadline_s = time.monotonic() + START_S + START_EACH_S * len(names)
         with stage(f"Starting {len(names)} volunteers in {self.work.name}"):
             while missing := [name for name in names if not _has_receipt(self.home(name))]:
                 self.require_up()
                 if time.monotonic() > deadline_s:
-                    message = f"no receipt within {START_S:.0f} s for {', '.join(missing)}"
+                    message = f"no receipt in time for {', '.join(missing)}"
                     raise DipacoError(message, hint=f"see the logs in {self.work}")
                 await asyncio.sleep(POLL_S)
 
@@ -200,7 +200,7 @@ def require_new(out: Path) -> None:
 
 
 def copy_prepared(source: Path, target: Path) -> None:
-    """Copy the seed's folder of a prepared run that nobody has joined yet."""
+    """Copy the folder of a member of a run that has not begun."""
     shutil.copytree(
         source, target, ignore=shutil.ignore_patterns("address.json", "history.jsonl", "*.tmp", "control.*")
     )

@@ -9,7 +9,7 @@ from benchmarks.attack.twins import Game, Options, play, prepare
 
 
 def test_a_stranger_beside_three_volunteers_is_heard_and_gets_nothing(tmp_path: Path, corpus: Path) -> None:
-    options = Options(rounds=2, steps=2, corpus=str(corpus), limit_s=90.0)
+    options = Options(rounds=2, steps=2, warmup=1, corpus=str(corpus), limit_s=90.0)
 
     async def run() -> None:
         prepared = await prepare(tmp_path, options, seed=0)

@@ -100,6 +100,8 @@ class MemoryGuard:
         self._say = say
         self._seen_s: float | None = None
         self._strikes = 0
+        self._has_given_back = False
+        """Since memory was last enough: while others fill it, once more a second would only cost time."""
 
     def look(self, now_s: float) -> None:
         """Get smaller if need be; raises EnvironmentUnfit when that is not enough."""
@@ -109,7 +111,7 @@ class MemoryGuard:
         used = self._gauges.memory().peak
         why = self._too_much(used)
         if not why:
-            self._strikes = 0
+            self._strikes, self._has_given_back = 0, False
             self._gauges.forget_peak()
         elif self._shrunk(why):
             self._strikes = 0
@@ -136,7 +138,9 @@ class MemoryGuard:
     def _strike(self, used: int, why: str) -> None:
         is_over = self._limit_bytes is not None and used > self._limit_bytes
         self._strikes = self._strikes + 1 if is_over else 0
-        give_back()
+        if is_over or not self._has_given_back:
+            give_back()
+            self._has_given_back = True
         self._gauges.forget_peak()
         if self._strikes >= STRIKES_MAX:
             raise EnvironmentUnfit(f"{why}, with the smallest batch that there is", hint=HINT)

@@ -21,6 +21,7 @@ from dipaco_p2p.core.model.layout import encode_module
 from dipaco_p2p.core.model.microbatch import Fit, MicroBatch, within_memory
 from dipaco_p2p.errors import EnvironmentUnfit, Interrupted
 from dipaco_p2p.node.measuring import BATCH, Measuring
+from peers.governor import steps
 from peers.governor.machine import Memory, cores, forget_peak, memory, memory_left
 from peers.governor.steps import (
     BURST_S,
@@ -218,11 +219,19 @@ def test_when_the_smallest_is_too_much_for_the_limit_it_leaves_with_a_reason() -
     assert machine.now_s == LOOK_S * (len(machine.said) + STRIKES_MAX), "it is not given up at the first look"
 
 
-def test_a_machine_that_others_fill_makes_batches_smaller_and_ends_nothing() -> None:
+def test_a_machine_that_others_fill_makes_batches_smaller_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
     machine = Machine(fixed=100 * MIB, sequence=MIB, limit=None, free=FREE_BYTES_MIN - 1)
+    monkeypatch.setattr(steps, "give_back", lambda: given.append(machine.now_s))
     machine.steps(30)
     assert machine.micro.fit(8) == Fit(1, is_checkpointed=True)
     assert "free" in machine.said[0] and len(machine.said) == 4
+    assert given == [1.0, 2.0, 3.0, 4.0, 5.0], "a collection of a second at every look would take half of the time"
+    machine.free = None
+    machine.steps(1)
+    machine.free = FREE_BYTES_MIN - 1
+    machine.steps(2)
+    assert given[5:] == [32.0], "memory had been enough in between"
 
 
 def test_looks_are_a_second_apart() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -31,10 +32,10 @@ class Crowd:
         self.places = [place(f"peer-{number}") for number in range(count)]
         self.depths = dict.fromkeys(self.places, 0)
         self.fakes: dict[str, int] = {}
+        self._members = Counter[str]()
 
     def members(self, bucket: str) -> int:
-        at = sum(bits(one, self.depths[one]) == bucket for one in self.depths)
-        return at + self.fakes.get(bucket, 0)
+        return self._members[bucket] + self.fakes.get(bucket, 0)
 
     def look(self, one: int) -> None:
         depth = self.depths[one]
@@ -45,8 +46,11 @@ class Crowd:
             beside = sum(map(self.members, (other, other + "0", other + "1")))
         under = self.members(below) + self.members(sibling(below))
         self.depths[one] = next_depth(depth, here=self.members(bucket), below=under, beside=beside)
+        self._members[bucket] -= 1
+        self._members[bits(one, self.depths[one])] += 1
 
     def settle(self, rng: random.Random, looks: int) -> None:
+        self._members = Counter(bits(one, depth) for one, depth in self.depths.items())
         for _ in range(looks):
             order = list(self.depths)
             rng.shuffle(order)

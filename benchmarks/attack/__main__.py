@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.report import Corpus, run_benchmark, show, table, write_json
+from benchmarks.report import Corpus, require_known, run_benchmark, show, table, write_json
 from benchmarks.swarm_faults.swarm import LocalSwarm, require_new, stoppable
 
 from .strangers import ATTACKS
@@ -53,15 +53,9 @@ class Figures:
         return self.perplexity / self.twin - 1
 
 
-def require_known(names: Sequence[str]) -> None:
-    """Raise BadParameter for a name that no attack has."""
-    if unknown := [name for name in names if name not in ATTACKS]:
-        raise typer.BadParameter(f"no attack `{unknown[0]}`; there are {', '.join(ATTACKS)}")
-
-
 def games(names: Sequence[str]) -> list[Game]:
     """What to play for these attacks, or for all."""
-    require_known(names)
+    require_known("attack", names, ATTACKS)
     wanted = names or list(ATTACKS)
     found = [Game(attack=name, has_churn=name in CHURN) for name in wanted]
     return found + [Game(attack=name, is_first=True) for name in wanted if name in FIRST]
@@ -84,7 +78,7 @@ def main(
     from dipaco_p2p.program.console import run_program
 
     wanted = games(names or [])
-    require_known([beside] if beside else [])
+    require_known("attack", [beside] if beside else [], ATTACKS)
     options = Options(
         rounds=rounds, steps=steps, corpus=corpus, judges=judges, warmup=warmup, beside=beside, limit_s=limit
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,7 @@ from benchmarks.swarm_faults.evidence import read_events
 from benchmarks.swarm_faults.swarm import require_new, stoppable
 from dipaco_p2p.errors import DipacoError
 
-from .twins import HISTORIES, Game, Left, Options, honest_refused, play, prepare
+from .twins import HISTORIES, Game, Options, honest_refused, play, prepare
 
 REFUSED_MAX = 0.01
 TWIN = Game(attack="")
@@ -48,6 +48,19 @@ KINDS = {
 """In `bfloat16` and `late` one of the three volunteers is another machine; a newcomer is the third of them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What came of one run."""
+
+    kind: str
+    seconds: float
+    versions: int
+    taken: int
+    late: int
+    refused: dict[str, int]
+    checking: tuple[float, float]
+
+
 def main(
     kinds: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(KINDS)}; default: all.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each, with other weights and batches.")] = 1,
@@ -65,7 +78,7 @@ def main(
     wanted = kinds or list(KINDS)
     require_known("kind of work", wanted, KINDS)
     options = Options(rounds=rounds, steps=steps, corpus=corpus, limit_s=limit)
-    found: list[tuple[str, Left]] = []
+    found: list[Played] = []
 
     async def run() -> None:
         require_new(out)
@@ -78,21 +91,24 @@ def main(
                     prepared = await prepare(work, altered, seed=seed)
                     left = await play(prepared, work / "run", altered, kind.game)
                     taken, refused = honest_refused(prepared)
-                    both = dict(Counter(left.refused) + Counter(refused))
-                    found.append((name, replace(left, taken=left.taken + taken, refused=both)))
-                    rows = [{"kind": each, **_plain(left)} for each, left in found]
-                    write_json(out / "honest.json", rows)
+                    found.append(
+                        Played(
+                            kind=name,
+                            seconds=left.seconds,
+                            versions=left.versions,
+                            taken=left.taken + taken,
+                            late=left.late,
+                            refused=dict(Counter(left.refused) + Counter(refused)),
+                            checking=checking(left.folder),
+                        )
+                    )
+                    write_json(out / "honest.json", [asdict(one) for one in found])
                     show(_table(found[-1:]))
 
     code = run_program(run)
     if found:
         show(_table(found))
-    raise typer.Exit(code or int(_refused(found) > REFUSED_MAX * sum(left.taken for _, left in found)))
-
-
-def _plain(left: Left) -> dict[str, object]:
-    kept = ("seconds", "versions", "taken", "late", "refused")
-    return {key: value for key, value in asdict(left).items() if key in kept} | {"checking": checking(left.folder)}
+    raise typer.Exit(code or int(_refused(found) > REFUSED_MAX * sum(one.taken for one in found)))
 
 
 def checking(folder: Path) -> tuple[float, float]:
@@ -112,25 +128,19 @@ def checking(folder: Path) -> tuple[float, float]:
     return first, second
 
 
-def _refused(found: list[tuple[str, Left]]) -> int:
-    return sum(sum(left.refused.values()) for _, left in found)
+def _refused(found: Sequence[Played]) -> int:
+    return sum(sum(one.refused.values()) for one in found)
 
 
-def _table(found: list[tuple[str, Left]]) -> object:
+def _table(found: Sequence[Played]) -> object:
     rows = []
-    for name in dict.fromkeys(name for name, _ in found):
-        runs = [left for kind, left in found if kind == name]
-        reasons = ", ".join(sorted({reason for left in runs for reason in left.refused}))
-        figures = (
-            min(left.versions for left in runs),
-            sum(left.taken for left in runs),
-            sum(left.late for left in runs),
-        )
-        shares = zip(*(checking(left.folder) for left in runs), strict=True)
-        costs = ", ".join(f"{statistics.mean(half):.1%}" for half in shares)
-        rows.append((name, *map(str, figures), str(_refused([(name, left) for left in runs])), costs, reasons))
-    taken = sum(left.taken for _, left in found)
-    title = f"Honest work: {_refused(found)} of {taken} contributions refused"
+    for kind in dict.fromkeys(one.kind for one in found):
+        runs = [one for one in found if one.kind == kind]
+        counts = (min(one.versions for one in runs), sum(one.taken for one in runs), sum(one.late for one in runs))
+        costs = ", ".join(f"{statistics.mean(half):.1%}" for half in zip(*(one.checking for one in runs), strict=True))
+        reasons = ", ".join(sorted({reason for one in runs for reason in one.refused}))
+        rows.append((kind, *map(str, counts), str(_refused(runs)), costs, reasons))
+    title = f"Honest work: {_refused(found)} of {sum(one.taken for one in found)} contributions refused"
     return table(title, ("work", "rounds", "taken", "late", "refused", "checking", "why"), rows, left=("why",))
 
 

@@ -57,9 +57,9 @@ def main(
     json_file: JsonFile = None,
 ) -> None:
     """Measure each work of the grid on the shards of all paths."""
-    run, store = RunFolder(folder / SEED_NODE).require()
+    run, store = RunFolder(folder / SEED_NODE, is_read_only=True).require()
     archive = SeedArchive(run, store)
-    disks = [store, *(Store(path.parent) for path in folder.glob("*/runs/*/blobs"))]
+    disks = [store, *(Store(path.parent, is_read_only=True) for path in folder.glob("*/runs/*/blobs"))]
     with stage("Measuring"):
         pairs = list(measured_pairs(run, archive, disks))
     if not pairs:

@@ -410,10 +410,9 @@ async def live(name: str, address: str, folder: Path) -> None:
     swarm = await open_libp2p(folder / "identity.key", initial_peers=[address], clock=SystemClock())
     try:
         seed = await swarm.connect(address, timeout_s=TIMEOUT_S)
-        stages = await fetch_stages(swarm, seed, expected=None)
-        working: asyncio.Future[Any]
         if name in VOLUNTEERS:
             (folder / KEYS).write_text(json.dumps([swarm.peer]))
+            stages = await fetch_stages(swarm, seed, expected=None)
             working = asyncio.ensure_future(take_part(name, swarm, seed, stages, folder))
         else:
             working = asyncio.ensure_future(_attack_stages(name, swarm, seed, folder))

@@ -19,6 +19,7 @@ from benchmarks.swarm_faults.swarm import OPTIONS, POLL_S, LocalSwarm, copy_prep
 from bootstrap.archives.evaluator import Evaluator
 from bootstrap.processes import Children
 from bootstrap.progress import stage
+from bootstrap.runfile import load_run_file
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.owner.archive import SeedArchive
@@ -146,7 +147,7 @@ async def _until_open(swarm: LocalSwarm, options: Options) -> None:
     """Play the warm-up; its volunteers are gone when the grid opens, so that it is granted to nobody yet."""
     for name in volunteers(options.peers):
         await swarm.start(name)
-    folder = RunFolder(swarm.folder)
+    folder, levels = RunFolder(swarm.folder), load_run_file(swarm.run_file).run.model.levels
     until_s = time.monotonic() + options.limit_s
     while not folder.has(GRID):
         swarm.require_up()
@@ -154,8 +155,7 @@ async def _until_open(swarm: LocalSwarm, options: Options) -> None:
             raise DipacoError(f"the warm-up took longer than {options.limit_s:.0f} s", hint="raise --limit")
         archived = read_events([folder.stage(WARMUP) / "history.jsonl"])
         last = {event["module"] for event in archived if event.ev == "archived" and event["version"] == options.warmup}
-        run = folder.open(WARMUP)
-        if run is not None and len(last) == len(run.topology.widths):
+        if len(last) == len(levels):
             await asyncio.gather(*(swarm.members[name].end() for name in swarm.volunteers))
         await asyncio.sleep(POLL_S)
 

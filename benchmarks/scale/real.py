@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.swarm_faults.churn import write_run_file
 from benchmarks.swarm_faults.evidence import read_events
 from benchmarks.swarm_faults.schedule import volunteers
 from benchmarks.swarm_faults.swarm import LocalSwarm
@@ -35,48 +36,13 @@ COUNTED = {
     "answered": "calls_served",
 }
 """In the answer to `status`."""
-RUN = """\
-[run]
-name = "scale"
-
-[model]
-vocab_size = 512
-width = 16
-ffn_width = 32
-context = 72
-{levels}
-[warmup]
-rounds = 0
-
-[inner]
-steps = {steps}
-batch = 1
-warmup_steps = 4
-
-[rounds]
-rounds = {rounds}
-deadline_s = {deadline_s}
-grace_s = 1.0
-owners = 2
-
-[liveness]
-heartbeat_ttl_s = {ttl_s}
-settle_s = 2.0
-
-[judging]
-judges = 0
-
-[corpus]
-source = "found"
-bytes_max = 2000000
-
-[archive]
-rounds = 0
-[leaderboard]
-serve = false
-[node]
-port = 0
-"""
+SETTINGS = {
+    "model": {"width": "16", "ffn_width": "32"},
+    "inner": {"batch": "1"},
+    "rounds": {"min_paths": "1", "deadline_s": str(DEADLINE_S), "owners": "2"},
+    "liveness": {"settle_s": "2.0"},
+    "corpus": {"bytes_max": "2000000"},
+}
 LEVEL = "[[model.levels]]\nmodules = {modules}\nblocks = 1\n"
 ENDS = "embedding = true\nhead = true\n"
 
@@ -96,8 +62,7 @@ class Real:
 
 async def count_real(peers: int, *, grid: Sequence[int], minutes: float, warm_up_s: float, work: Path) -> Real:
     """Start so many, wait for each one's first receipt and for the warm-up, and count. Raises DipacoError."""
-    work.mkdir(parents=True)
-    (work / "run.toml").write_text(run_text(grid))
+    write_run(work / "run.toml", peers, grid)
     swarm = LocalSwarm(work, work / "run.toml")
     try:
         await swarm.open()
@@ -127,11 +92,21 @@ async def count_real(peers: int, *, grid: Sequence[int], minutes: float, warm_up
     )
 
 
-def run_text(grid: Sequence[int]) -> str:
+def write_run(path: Path, peers: int, grid: Sequence[int]) -> None:
     """The run file."""
-    levels = [LEVEL.format(modules=width) + ENDS * (not number) for number, width in enumerate(grid)]
-    numbers = {"steps": STEPS, "rounds": ROUNDS, "deadline_s": DEADLINE_S, "ttl_s": TTL_S}
-    return RUN.format(levels="".join(levels), **numbers)
+    levels = "".join(LEVEL.format(modules=width) + ENDS * (not number) for number, width in enumerate(grid))
+    write_run_file(
+        path,
+        peers=peers,
+        seed=0,
+        corpus="found",
+        steps=STEPS,
+        rounds=ROUNDS,
+        heartbeat_ttl_s=TTL_S,
+        judges=0,
+        levels=levels,
+        settings=SETTINGS,
+    )
 
 
 async def _wait(duration_s: float, swarm: LocalSwarm, advance: Any, began_s: float) -> None:

@@ -46,17 +46,7 @@ vocab_size = 512
 width = 32
 ffn_width = 64
 context = 72
-[[model.levels]]
-modules = 1
-embedding = true
-head = true
-[[model.levels]]
-modules = 2
-blocks = 1
-[[model.levels]]
-modules = 2
-blocks = 1
-
+{levels}
 [warmup]
 rounds = {warmup}
 
@@ -88,6 +78,18 @@ rounds = 0
 serve = false
 [node]
 port = 0
+"""
+LEVELS = """\
+[[model.levels]]
+modules = 1
+embedding = true
+head = true
+[[model.levels]]
+modules = 2
+blocks = 1
+[[model.levels]]
+modules = 2
+blocks = 1
 """
 """A grid of 2x2 paths so small that a dozen processes fit on two cores. Without re-sharding and warm-up, since neither
 run ends: what is compared is the rounds."""
@@ -138,14 +140,15 @@ def write_run_file(
     heartbeat_ttl_s: float = HEARTBEAT_TTL_S,
     judges: int = 2,
     warmup: int = 0,
+    levels: str = LEVELS,
     settings: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
-    """The run file that the swarms of these benchmarks train, with these settings by section and key; by default the
-    run does not end by itself."""
+    """The run file that the swarms of these benchmarks train, with these tables of levels, and settings by section and
+    key; by default the run does not end by itself."""
     path.parent.mkdir(parents=True, exist_ok=True)
     values = {"min_paths": min(peers, 4), "source": json.dumps(corpus), "judges": judges}
     lengths = {"rounds": rounds, "warmup": warmup, "heartbeat_ttl_s": heartbeat_ttl_s}
-    text = RUN.format(seed=seed, steps=steps, **lengths, **values)
+    text = RUN.format(seed=seed, steps=steps, levels=levels, **lengths, **values)
     for section, wanted in (settings or {}).items():
         before, _, rest = text.partition(f"[{section}]\n")
         found, mark, after = rest.partition("\n[")

@@ -121,12 +121,13 @@ class LocalSwarm:
         for name in names:
             await self.start(name)
             await asyncio.sleep(START_PAUSE_S)
-        deadline_s = time.monotonic() + START_S + START_EACH_S * len(names)
+        limit_s = START_S + START_EACH_S * len(names)
+        deadline_s = time.monotonic() + limit_s
         with stage(f"Starting {len(names)} volunteers in {self.work.name}"):
             while missing := [name for name in names if not _has_receipt(self.home(name))]:
                 self.require_up()
                 if time.monotonic() > deadline_s:
-                    message = f"no receipt in time for {', '.join(missing)}"
+                    message = f"no receipt within {limit_s:.0f} s for {', '.join(missing)}"
                     raise DipacoError(message, hint=f"see the logs in {self.work}")
                 await asyncio.sleep(POLL_S)
 

@@ -15,7 +15,7 @@ from benchmarks.scale.churned import DAY_S, FLASH_S, Churn
 from benchmarks.scale.costs import TTL_S, Costs, Peer, depth_of, nearest, record_bytes
 from benchmarks.scale.lines import load
 from benchmarks.scale.model import Swarm
-from benchmarks.scale.real import run_text
+from benchmarks.scale.real import write_run
 from bootstrap.runfile import load_run_file
 from dipaco_p2p.config import SHARES_MAX
 from dipaco_p2p.protocol.neighbours import place
@@ -58,7 +58,7 @@ def test_what_was_released_stays_in_the_dht_as_long_as_it_lives() -> None:
 
 def test_the_run_of_the_real_processes_is_one_and_its_model_has_as_many_paths(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    path.write_text(run_text((4, 4)))
+    write_run(path, 12, (4, 4))
     config = load_run_file(path).run
     assert config.model.path_count == 16 and config.liveness.heartbeat_ttl_s == TTL_S
 

@@ -105,6 +105,11 @@ class Run:
         return SHARES_MAX // (self.topology.path_count // self.topology.widths[module.level])
 
     @cached_property
+    def places_min(self) -> int:
+        """Of the modules of any path, the least: each has one of each level."""
+        return min(map(self.places, self.topology.modules()))
+
+    @cached_property
     def topology(self) -> Topology:
         return self.config.topology
 

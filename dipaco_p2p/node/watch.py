@@ -88,7 +88,7 @@ class Watch:
         """Those that weigh (protocol/sightings.py), of the paths whose claims we read."""
         self.paths = PathCounts(run, clock, self.claims, is_whole=lambda: self.is_whole)
         ttl_s, deadline_s = run.config.liveness.heartbeat_ttl_s, run.config.rounds.deadline_s
-        self.sightings = Sightings(swarm.peer, ttl_s=ttl_s, deadline_max_s=deadline_s)
+        self.sightings = Sightings(swarm.peer, ttl_s=ttl_s, deadline_max_s=deadline_s, places=run.places_min)
         self._looked_s: dict[PathId, float] = {}
         """When the claims of a path were last looked for between two looks at the swarm."""
         self._looking: SingleFlight[None] = SingleFlight()

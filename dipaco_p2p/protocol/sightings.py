@@ -7,7 +7,8 @@ seen itself and by what the leaders say of the work that came in:
 - *A new claim has its chance.* It weighs at once, so that nobody else takes the path, and goes on weighing while work
   comes. The chance is over when the path has gone on for `CHANCE_ROUNDS` rounds without this claimant, or when it
   could be trained for `CHANCE_DEADLINES` deadlines and nobody trained it (`FIRST_CHANCE_DEADLINES`, if the claimant
-  never worked).
+  never worked; then a single round is enough that began and ended without it, unless so many claim the path that not
+  all of them train each round).
 - *Newcomers share their chance.* Keys are free, so a chance for each would be one without an end. Once a claimant that
   never worked has used up its chance, no other weighs on that path before it has worked, for REST_ROUNDS rounds.
 - *An idle claim weighs nothing*: nobody yields to it or waits for it, and its path is free. It weighs again as soon
@@ -79,9 +80,9 @@ class _Path:
 
     untrained_s: float = math.inf
     """Since when it can be trained, as far as we were told, and nobody trained it; infinite while it cannot be."""
-    due_s: float = math.inf
-    """As `untrained_s`, whoever trains it meanwhile: work that some of its modules have is no reason to wait longer for
-    those who never worked."""
+    due: tuple[int, float] = (-1, math.inf)
+    """Since when it can be trained at this progress, whoever trains it meanwhile: work that some of its modules have,
+    or that is refused later, is no reason to wait longer for those who never worked."""
     worked: dict[ModuleId, int] = field(default_factory=dict)
     """The newest version of each module that anybody's work on this path went into."""
     ask_s: float = -math.inf
@@ -93,13 +94,20 @@ class _Path:
     rests_until: int = 0
     """Before it is so far, nobody who never worked weighs here."""
 
+    @property
+    def due_s(self) -> float:
+        """Since when newcomers could have trained it; infinite while nobody can."""
+        return self.due[1] if self.untrained_s < math.inf else math.inf
+
 
 class Sightings:
     """Judges all claims but those of `me`, whose own claim always weighs. Time is an argument."""
 
-    def __init__(self, me: PeerId, *, ttl_s: float, deadline_max_s: float) -> None:
-        """`ttl_s` is the life of a record, `deadline_max_s` the run file's deadline."""
+    def __init__(self, me: PeerId, *, ttl_s: float, deadline_max_s: float, places: int) -> None:
+        """`ttl_s` is the life of a record, `deadline_max_s` the run file's deadline; a version has `places` for work on
+        each path."""
         self._me = me
+        self._places = places
         self._ttl_s = ttl_s
         self._sending_max_s = SENDING_DEADLINES * deadline_max_s
         self._peers: dict[PeerId, _Sight] = {}
@@ -140,14 +148,17 @@ class Sightings:
     ) -> None:
         """Leaders have told their open `rounds`, and so how far the paths in `standings` are."""
         refused = _refused(rounds)
-        works = _works(rounds, refused)
+        works, ended_s = _works(rounds, refused), dict[PathId, float]()
         for path, how_far in standings.items():
             for peer, versions in works[path].items():
                 self._credit(peer, path, versions, now_s=now_s)
             known = self._paths.setdefault(path, _Path())
             known.progress = how_far.progress
             is_new = any([_is_new(known.worked, versions) for versions in works[path].values()])
-            known.due_s = min(known.due_s, now_s) if how_far.is_due else math.inf
+            if how_far.is_due and known.due[0] != how_far.progress:
+                if 0 <= known.due[0] < how_far.progress and 2 * known.live < self._places:
+                    ended_s[path] = known.due[1]
+                known.due = how_far.progress, now_s
             if not how_far.is_due:
                 known.untrained_s = math.inf
             elif is_new or math.isinf(known.untrained_s):
@@ -161,6 +172,7 @@ class Sightings:
                 is_sending = any(peer in rounds[module].sending for module in path.modules())
                 self._judge(sight, standings[path], deadlines_s[path], is_sending=is_sending, now_s=now_s)
                 sight.is_idle |= Entry(path=path, peer=peer) in refused
+                sight.is_idle |= not sight.worked and sight.seen_s <= ended_s.get(path, -math.inf)
         for sight in self._peers.values():
             sight.is_idle |= not sight.worked and self._rests(sight.claim.path)
 
@@ -188,7 +200,7 @@ class Sightings:
     def excuse(self, path: PathId, *, ask_s: float) -> None:
         """Nobody can work on `path` now, or we cannot know; the leaders should be asked again at `ask_s`."""
         known = self._paths.setdefault(path, _Path())
-        known.untrained_s = known.due_s = math.inf
+        known.untrained_s, known.due = math.inf, (-1, math.inf)
         known.ask_s = ask_s
 
     def _see(self, peer: PeerId, claim: Claim, *, seen_s: float, now_s: float) -> _Sight:

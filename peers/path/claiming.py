@@ -150,7 +150,7 @@ class Claiming:
     def is_drawn(self, path: PathId, round_number: int) -> bool:
         """Whether we train `path` in this round, of more claimants perhaps than its modules' versions count."""
         run, claims, me = self._node.run, self._node.watch.claims[path], self._node.peer
-        places = int(DRAWN * min(map(run.places, path.modules())))
+        places = int(DRAWN * run.places_min)
         return me in drawn(path, {*claims, me}, round_number=round_number, places=max(1, places))
 
     # -- choosing

@@ -28,12 +28,14 @@ HERE, THERE = PathId((0, 0)), PathId((0, 1))
 ME, HONEST, IDLE = PeerId("me"), PeerId("honest"), PeerId("idle")
 Works = Mapping[PathId, Collection[PeerId]]
 
+PLACES = 8
+
 
 class Scene:
     """What one peer sees of a grid of two paths that share their first module; all leaders are at one version."""
 
     def __init__(self) -> None:
-        self.sightings = Sightings(ME, ttl_s=TTL_S, deadline_max_s=DEADLINE_S)
+        self.sightings = Sightings(ME, ttl_s=TTL_S, deadline_max_s=DEADLINE_S, places=PLACES)
         self.now_s = 1000.0
         self.version = 0
         self.open: Works = {}
@@ -131,6 +133,74 @@ def test_work_that_some_modules_have_gives_newcomers_no_new_chance() -> None:
     scene.tell()
     assert scene.weighing() == {IDLE}
     scene.tell(after_s=0.2 * FIRST_CHANCE_DEADLINES * DEADLINE_S)
+    assert not scene.weighing()
+
+
+def test_work_that_is_refused_gives_newcomers_no_new_chance() -> None:
+    """Attack: beside ten idle claims a stranger brings what is refused, and the path waits as if it were in; then those
+    claims had half a deadline again."""
+    scene = Scene()
+    scene.claim(IDLE)
+    scene.tell()
+    scene.works({HERE: [HONEST]})
+    scene.tell(after_s=0.9 * FIRST_CHANCE_DEADLINES * DEADLINE_S)
+    scene.works({HERE: []})
+    scene.tell()
+    assert scene.weighing() == {IDLE}
+    scene.tell(after_s=0.1 * FIRST_CHANCE_DEADLINES * DEADLINE_S)
+    assert not scene.weighing()
+
+
+def test_a_round_that_goes_on_gives_newcomers_their_chance() -> None:
+    scene = Scene()
+    scene.works({HERE: [HONEST]})
+    scene.tell()
+    scene.claim(IDLE)
+    scene.tell(after_s=3 * DEADLINE_S)
+    assert scene.weighing() == {IDLE}, "its path is in: nobody could train it"
+    scene.publish()
+    scene.tell()
+    scene.tell(after_s=0.9 * FIRST_CHANCE_DEADLINES * DEADLINE_S)
+    assert scene.weighing() == {IDLE}
+    scene.tell(after_s=0.1 * FIRST_CHANCE_DEADLINES * DEADLINE_S)
+    assert not scene.weighing()
+
+
+def test_a_newcomer_beside_others_has_its_chance_in_the_first_round_that_it_sees_begin() -> None:
+    """Attack: idle claims beside those who trained the first round had half a deadline of the second one, too, on each
+    path whose volunteer had moved on."""
+    scene = Scene()
+    scene.claim(IDLE)
+    scene.tell()
+    scene.works({HERE: [HONEST]})
+    scene.tell(after_s=1.0)
+    scene.claim(SLOW := PeerId("slow"))
+    scene.tell()
+    assert scene.weighing() == {IDLE, SLOW}, "the round is not over"
+    scene.publish()
+    scene.tell()
+    assert scene.weighing() == {SLOW}, "which came when the round had begun"
+    scene.works({HERE: [HONEST]})
+    scene.tell()
+    scene.publish()
+    scene.tell(after_s=1.0)
+    assert not scene.weighing(), "that round began and ended without it"
+    scene.counted[0] = {HERE: [HONEST, SLOW]}
+    scene.publish()
+    scene.tell()
+    assert scene.weighing() == {SLOW}, "it comes a round late"
+
+
+def test_where_not_all_claimants_train_each_round_a_newcomer_has_its_chance_in_later_ones() -> None:
+    scene, crowd = Scene(), {PeerId(f"one-{number}") for number in range(PLACES // 2)}
+    for peer in crowd:
+        scene.claim(peer)
+    for _ in range(CHANCE_ROUNDS):
+        assert scene.weighing() == crowd
+        scene.tell(after_s=1.0)
+        scene.works({HERE: [HONEST]})
+        scene.publish()
+    scene.tell()
     assert not scene.weighing()
 
 
@@ -255,7 +325,7 @@ def test_nobody_is_older_than_it_was_seen() -> None:
 
 
 def test_claims_from_before_we_looked_have_the_age_that_they_say() -> None:
-    sightings = Sightings(ME, ttl_s=TTL_S, deadline_max_s=DEADLINE_S)
+    sightings = Sightings(ME, ttl_s=TTL_S, deadline_max_s=DEADLINE_S, places=PLACES)
     claims = {HONEST: Claim(path=HERE, since_s=500.0)}
     assert sightings.weighing(HERE, claims, now_s=1000.0)[HONEST].since_s == 500.0
 
@@ -425,6 +495,6 @@ def test_a_claim_is_held_for_its_newest_path_only_and_from_when_it_was_seen() ->
 
 
 def test_a_claim_that_was_there_before_us_was_always_there() -> None:
-    sightings = Sightings(ME, ttl_s=TTL_S, deadline_max_s=DEADLINE_S)
+    sightings = Sightings(ME, ttl_s=TTL_S, deadline_max_s=DEADLINE_S, places=PLACES)
     sightings.weighing(HERE, {HONEST: Claim(path=HERE, since_s=990.0)}, now_s=1000.0)
     assert sightings.claimed_s(HONEST, HERE) == -math.inf

@@ -78,7 +78,8 @@ class Environment:
             VolunteerMachine(self, number, step_s=step_s) for number, step_s in enumerate(plan.step_s, start=1)
         ]
         store = Store(self.seed.folder)
-        self.run: Run = write_stage(store, make_run(store, plan.config, self.seed.signer).sealed)
+        earlier = [volunteer.peer for volunteer in self.volunteers[: plan.earlier]]
+        self.run: Run = write_stage(store, make_run(store, plan.config, self.seed.signer, workers=earlier).sealed)
 
     @property
     def machines(self) -> list[Machine]:

@@ -37,6 +37,7 @@ GROWN_UNTIL_S = 15.0
 GROWN_SHARE = 0.1
 """Of the seeds that may, if they may have other faults as well."""
 NARROW_SHARE = 0.25
+EARLIER_SHARE = 0.3
 OF_LARGE_SWARMS = ("lying summary", "flooded bucket")
 KEEPING = "lying keeper"
 """Where it strikes, volunteers keep old versions for others."""
@@ -86,6 +87,9 @@ class Plan:
     """Whether peers know as little of each other as in a swarm of thousands: buckets split when they have a few
     members, and nobody reads the swarm whole."""
 
+    earlier: int = 0
+    """So many of the first volunteers worked in a stage before."""
+
     @property
     def has_keepers(self) -> bool:
         """Whether volunteers keep old versions, and the archive waits for them."""
@@ -123,6 +127,7 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
         faults=tuple(sorted(found, key=lambda fault: fault.at_s)),
         remade=(remade := _remade(seed, {fault.name for fault in found})),
         measured=0.0 if remade < 1 and random.Random(f"measured {seed}").random() < BARE_SHARE else 1.0,
+        earlier=_earlier(seed, count),
         is_narrow=is_narrow(seed) or any(fault.name in OF_LARGE_SWARMS for fault in found),
     )
 
@@ -168,6 +173,12 @@ def _remade(seed: int, faults: Collection[str]) -> float:
 def is_narrow(seed: int) -> bool:
     """By a lot of its own as well."""
     return random.Random(f"narrow {seed}").random() < NARROW_SHARE
+
+
+def _earlier(seed: int, volunteers: int) -> int:
+    """By a lot of its own as well."""
+    chance = random.Random(f"earlier {seed}")
+    return chance.randint(1, volunteers) if chance.random() < EARLIER_SHARE else 0
 
 
 def _has_overlap(seed: int) -> bool:

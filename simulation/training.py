@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -29,7 +29,7 @@ from dipaco_p2p.owner.judge import Gains
 from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Manifest, Sealed, ShardRef, seal
 from dipaco_p2p.protocol.gate import MADE_UP, Repetition
 from dipaco_p2p.protocol.norms import lr_sum
-from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.topology import ModuleId
 from peers.path.repeating import Repeater
 from peers.path.trainer import Flat, PathTrainer
@@ -136,8 +136,8 @@ def bribed_gains(run: Run, before: Sequence[Flat], after: Sequence[Flat], sequen
     return -toy_gains(run, before, after, sequences)
 
 
-def make_run(store: Store, config: RunConfig, signer: Signer) -> Run:
-    """A run without text or routers: nobody looks at them here."""
+def make_run(store: Store, config: RunConfig, signer: Signer, *, workers: Collection[PeerId] = ()) -> Run:
+    """A run without text or routers: nobody looks at them here. `workers` worked in a stage before."""
     generator = np.random.default_rng(0)
     flats = {}
     for level in range(len(config.model.levels)):
@@ -153,6 +153,7 @@ def make_run(store: Store, config: RunConfig, signer: Signer) -> Run:
         nothing=store.put(b"{}"),
         optimizer=store.put(NoLoop().state_bytes()),
         genesis={module: flats[module.level] for module in config.topology.modules()},
+        workers=workers,
     )
     run = Run(sealed)
     run.check_genesis()
@@ -168,6 +169,7 @@ def sealed_manifest(
     sequences: int = 1,
     optimizer: BlobRef = NOTHING,
     nothing: BlobRef = NOTHING,
+    workers: Collection[PeerId] = (),
 ) -> Sealed[Manifest]:
     """Of a run with one stage that nobody trains on text: every path has the same `shard`. What training alone would
     read is `nothing`."""
@@ -185,6 +187,7 @@ def sealed_manifest(
         holdout=nothing,
         router_split=nothing,
         genesis=tuple(GenesisRef(module=m, blob=(genesis or {}).get(m, nothing)) for m in topology.modules()),
+        workers=tuple(sorted(workers)),
         author=signer.peer,
     )
     return seal(signer, manifest)

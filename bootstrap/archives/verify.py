@@ -145,7 +145,8 @@ def check_signed(run: Run, archive: SeedArchive, ledger: Ledger) -> int:
 
 def verify_fork(after: Run, archive: SeedArchive, before: Run) -> list[ChainReport]:
     """The modules of a stage that do not begin as their parents ended in the stage before, parameters and, where the
-    grid grew, outer state as well; empty when all do. `archive` is of the stage before."""
+    grid grew, outer state as well, or whose manifest names workers that did not work; empty when all is well. `archive`
+    is of the stage before."""
     ended, spent = before.manifest, after.manifest.spent
     last = spent - ended.spent if spent else before.rounds
     reports = []
@@ -160,6 +161,8 @@ def verify_fork(after: Run, archive: SeedArchive, before: Run) -> list[ChainRepo
             problem = f"its version 0 is {begin.digest[:8]}, but {parent} ended with {end.digest[:8]}"
         elif spent and begin.state != end.state:
             problem = f"its outer state is not the one with which {parent} ended"
+        elif unknown := set(after.manifest.workers) - archive.workers().keys():
+            problem = f"its manifest says that {len(unknown)} peers worked of whom the {ended.stage} counts nothing"
         if problem:
             reports.append(ChainReport(stage="fork", module=module, versions=0, contributions=0, problem=problem))
     return reports

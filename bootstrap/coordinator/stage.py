@@ -173,14 +173,10 @@ class SeedStage:
     @property
     def workers(self) -> frozenset[PeerId]:
         """Whose work the last versions count, but those who forged some."""
-        ledgers = self._archive.ledgers.values()
-        forgers = {peer for ledger in ledgers for peer in ledger.standings.waiting}
-        return frozenset().union(*(ledger.workers for ledger in ledgers)) - forgers
+        return frozenset(self._archive.workers())
 
     def begin(self) -> None:
         """Answer, lead, evaluate."""
-        if self._follows is not None:  # so that the first round of the grid is judged and audited, too
-            self._chains.earlier = self._follows.workers
         serve_store(self._node.swarm, self._node.store)
         serve_decrees(self._node.swarm, self._node.decrees, self._node.presence)
         self._terms.serve()

@@ -32,7 +32,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import GenesisRef, ModuleVersion, ShardRef
-from dipaco_p2p.protocol.manifest import STAGES
+from dipaco_p2p.protocol.manifest import STAGES, workers_of
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.topology import ModuleId, PathId
@@ -61,7 +61,14 @@ def grow(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
     parents = {module: ended[config.topology.parent(module, before.topology)] for module in config.topology.modules()}
     genesis = tuple(_inherited(store, old, module, parent) for module, parent in parents.items())
     flats = _Flats(before, old, parents)
-    start = Start(config=config, signer=signer, tokenizer=tokenizer, sequences=sequences, flats=())
+    start = Start(
+        config=config,
+        signer=signer,
+        tokenizer=tokenizer,
+        sequences=sequences,
+        flats=(),
+        workers=workers_of(archive.workers()),
+    )
     tokens = sequences.train.tokens
     vectors = routing_features(config, path_model(config.model, flats.of(config.topology.path(0))), sequences)
     with stage("Routing the sequences"):

@@ -25,7 +25,8 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Manifest, ShardRef, seal
-from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.manifest import workers_of
+from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.topology import Topology
 from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 
@@ -56,6 +57,8 @@ class Start:
     """Version 0 of each level."""
     is_trained: bool = False
     """Whether these are more than random weights, though there was no warm-up."""
+    workers: tuple[PeerId, ...] = ()
+    """Who trained them, as the manifest names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +105,14 @@ def fork(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
     tokenizer, sequences = prepare_sequences(file, folder.root, is_begun=True)
     archive = SeedArchive(warmup, store)
     flats = [_head(warmup, store, archive, level) for level in range(len(file.run.model.levels))]
-    start = Start(config=file.run, signer=signer, tokenizer=tokenizer, sequences=sequences, flats=flats)
+    start = Start(
+        config=file.run,
+        signer=signer,
+        tokenizer=tokenizer,
+        sequences=sequences,
+        flats=flats,
+        workers=workers_of(archive.workers()),
+    )
     return _open_grid(start, folder.store(GRID), origin=warmup.id)
 
 
@@ -183,6 +193,7 @@ def open_stage(start: Start, store: Store, opening: Opening, *, genesis: tuple[G
         holdout=store.put(encode_held_out(sequences.holdout)),
         router_split=store.put(encode_held_out(sequences.router)),
         genesis=genesis,
+        workers=start.workers,
         author=start.signer.peer,
     )
     return write_stage(store, seal(start.signer, manifest))

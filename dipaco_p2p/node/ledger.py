@@ -9,8 +9,7 @@ A contribution is here before its receipt is signed. It leaves when a version th
 coordinator, whose archive then has it. Until then another branch may win, and then it has to be submitted again.
 
 `RemoteLedger` is the ledger of another peer, asked over the swarm: any owner, the seed's archive, or a trainer that
-follows. A leader shows its grant with every call, so that a peer that still follows an older one learns of it before it
-answers.
+follows. A leader shows its grant with every call: a peer that follows an older one learns of it before it answers.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import contextlib
 import itertools
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -115,8 +115,7 @@ class Ledger:
     @property
     def branch(self) -> Branch:
         """How good this chain is among others of its module."""
-        head = self.head
-        return Branch(final=self.final, version=head.version, weight=head.weight, digest=head.digest)
+        return Branch(final=self.final, version=self.head.version, weight=self.head.weight, digest=self.head.digest)
 
     @property
     def counted(self) -> dict[str, int]:
@@ -139,9 +138,10 @@ class Ledger:
         return [sealed for sealed in self.open.values() if sealed.document.base_version < self.base_min]
 
     @property
-    def workers(self) -> frozenset[PeerId]:
-        """Whose work the last versions count."""
-        return frozenset(share.peer for sealed in self.versions[-WORK_VERSIONS:] for share in sealed.document.shares)
+    def workers(self) -> Counter[PeerId]:
+        """Whose work the last versions count, and how often; before the first, whose work the stage before counts."""
+        shares = (share for sealed in self.versions[-WORK_VERSIONS:] for share in sealed.document.shares)
+        return Counter((share.peer for share in shares) if self.versions else self._run.manifest.workers)
 
     @property
     def standings(self) -> Standings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,8 +13,11 @@ from ..core.outer.compress import bytes_max, decode_compressed
 from ..errors import IntegrityError
 from ..protocol.decrees import Decree
 from ..protocol.documents import Manifest, ModuleVersion, Sealed, Sharding, ShardRef, run_name, unseal
+from ..protocol.gate import Appraisal
 from ..protocol.manifest import WARMUP
 from ..protocol.norms import Norms, lr_sum
+from ..protocol.standing import Standings
+from ..protocol.verdicts import Verdicts
 from ..topology import ModuleId, PathId, Topology
 
 HEADER_BYTES_SPARE = 4096
@@ -98,6 +101,16 @@ class Run:
             paths=len(self.topology.paths_through(module)),
             size=self.layout(module).size,
             lr_sum=lambda base: lr_sum(self.config.inner, self.first_step(base), self.total_steps),
+        )
+
+    def verdicts(self, appraisals: Iterable[Sealed[Appraisal]], standings: Standings) -> Verdicts:
+        """What follows from these appraisals for the next version of a chain with these `standings`."""
+        return Verdicts(
+            appraisals,
+            standings,
+            audited=self.config.audited,
+            coordinator=self.manifest.author,
+            earlier=self.manifest.workers,
         )
 
     def places(self, module: ModuleId) -> int:

@@ -25,6 +25,7 @@ import contextlib
 import itertools
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..canonical import canonical_bytes, is_digest
@@ -39,7 +40,7 @@ from ..node.store import Store
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, unseal
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
-from ..protocol.verdicts import Verdicts, read_appraisals
+from ..protocol.verdicts import read_appraisals
 from ..protocol.versions import is_final
 from ..topology import ModuleId, PathId
 from .chain import Chains, ModuleChain
@@ -77,6 +78,16 @@ class SeedArchive:
                     self._trainers.setdefault(share.path, set()).add(share.peer)
             self._looked[module] = len(ledger.versions)
         return self._trainers
+
+    def workers(self) -> Counter[PeerId]:
+        """Whose work the last versions count, but those who forged some, and how often."""
+        found = Counter[PeerId]()
+        for ledger in self.ledgers.values():
+            found += ledger.workers
+        for ledger in self.ledgers.values():
+            for forger in ledger.standings.waiting:
+                del found[forger]
+        return found
 
     def contribution(self, contribution_id: str) -> Sealed[Contribution]:
         """A contribution by id, also long after it was counted; raises IntegrityError if it is not here."""
@@ -225,7 +236,7 @@ class ArchiveChain(ModuleChain):
     async def _check_told(self, version: ModuleVersion, *, source: PeerId) -> None:
         run, standings = self.node.run, self.ledger.standings
         said = read_appraisals(await read_kept(self.node, version, holders=[source]))
-        verdicts = Verdicts(said, standings, audited=run.config.audited, coordinator=run.manifest.author)
+        verdicts = run.verdicts(said, standings)
         check_told(run, version, norms=self.ledger.norms, standings=standings, verdicts=verdicts)
         self._claim(version)
 

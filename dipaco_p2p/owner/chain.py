@@ -56,8 +56,8 @@ class Chains:
         """Told of every contribution that expires here, and why."""
         self.appraise: Appraiser = measure_nothing
         """This peer's own judge."""
-        self.earlier: frozenset[PeerId] = frozenset()
-        """Whose work the stage before counts, if that is known here."""
+        self.earlier: frozenset[PeerId] = frozenset(node.run.manifest.workers)
+        """Whose work the stage before counts."""
         self.kept: Callable[[ModuleId], Sequence[Sealed[ModuleVersion]]] = lambda module: ()
         """The chain of a module as this peer keeps it for others (keeper.py), also of those that it does not follow."""
 
@@ -80,7 +80,7 @@ class Chains:
         return any(chain.ledger.standings.has_worked(peer) for chain in self._chains.values())
 
     def is_proven(self, peer: PeerId) -> bool:
-        """Whether `peer` has worked, in this stage or, as far as that is known here, in the one before."""
+        """Whether `peer` has worked, in this stage or in the one before."""
         return self.has_worked(peer) or peer in self.earlier
 
     def drop_payloads(self, names: Iterable[str]) -> None:

@@ -157,12 +157,12 @@ class Intake:
         # Not what only arrives: anybody may send that.
         work = [(key[0], key[1]) for key, id_ in self._contributed.items() if key[2] == base and self.has(id_)]
         is_in = any(peer != author and known == path for peer, known in work)
-        # In the first round nobody could have worked.
-        have_worked = bool(before) if base == 0 else not self._ledger.workers_on(path).isdisjoint(before)
+        # In a run's first round nobody could have worked.
+        known = self._ledger.workers_on(path) if base else self._run.manifest.workers or before
         return Hold(
             since_s=since_s,
             opened_s=arrivals.opened_s.get(base),
-            is_covered=is_in or have_worked,
+            is_covered=is_in or not set(before).isdisjoint(known),
             others=sum(peer == author and known != path for peer, known in work),
             next_s=arrivals.next_s(author, self._run.config.rounds, base=base),
         )

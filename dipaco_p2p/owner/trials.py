@@ -175,8 +175,7 @@ class Trials:
         for audit in self._audits.values():
             said += (late := audit.found)
             audit.is_told = bool(late)
-        standings, coordinator = self._chain.ledger.standings, run.manifest.author
-        return Verdicts([*said, *self._evidence], standings, audited=run.config.audited, coordinator=coordinator)
+        return run.verdicts([*said, *self._evidence], self._chain.ledger.standings)
 
     def refused(self, contributions: Iterable[Sealed[Contribution]], verdicts: Verdicts) -> dict[str, Reason]:
         """Which of these do not count by `verdicts`, and why. They are barred for a while."""
@@ -184,7 +183,7 @@ class Trials:
         for sealed in contributions if self.is_on else ():
             document = sealed.document
             reason = verdicts.reason(document)
-            if reason is None and document.work in self._unheard and not self._standing(document.author).is_known:
+            if reason is None and document.work in self._unheard and not verdicts.is_known(document.author):
                 reason = Reason.UNJUDGED
             entry = Entry(path=document.path, peer=document.author)
             if reason is None:

@@ -293,8 +293,7 @@ def make_again(
     `norms` and `standings` are those of the chain up to the parent: which contributions may count, what longer ones are
     scaled down to, and what they weigh; `appraisals` is the blob that `version` names.
     """
-    items, said = list(admitted), read_appraisals(appraisals)
-    verdicts = Verdicts(said, standings, audited=run.config.audited, coordinator=run.manifest.author)
+    items, verdicts = list(admitted), run.verdicts(read_appraisals(appraisals), standings)
     made = make_version(
         run,
         parent,

@@ -7,7 +7,8 @@ appraisals of a round is decided here, by the leader and by everyone who makes t
 - Work is **harmful** if the loss rises, by three standard errors of a paired test: honest work may end a little past
   the best point, since momentum carries a module there.
 - It gains **too little** if that is significantly less than a quarter of what is usual in the round, for as many
-  tokens. So nothing that only looks like work takes weight from work.
+  tokens. So nothing that only looks like work takes weight from work. Of whom the chain does not know, work that gains
+  nothing at all is too little, if that of others surely gains: beside a single other author nothing else is usual.
 - One judge may be a friend of the author, or an enemy: two must agree to refuse, or the coordinator says so. While
   they do not agree, and it is away, work counts only of those whom the chain knows.
 - If most of those whom the chain knows would be refused, the run has a problem and not the peers: none of them is.
@@ -115,7 +116,7 @@ class Judged:
     """What a version may count, and what judges say of it."""
 
     is_known: bool
-    """Whether the chain counts earlier work of its author."""
+    """Whether the chain counts earlier work of its author, or the stage before does."""
     appraisals: Sequence[Appraisal]
     is_counted: bool = False
     """Whether an earlier version counts it: then its losses decide nothing any more, and audits may still end."""
@@ -129,8 +130,11 @@ class Judged:
 def refused(works: Mapping[str, Judged], *, coordinator: PeerId) -> dict[str, Reason]:
     """Which of a round's works, by id, do not count, and why. Same appraisals, same verdict, on any machine."""
     new = {id_: work for id_, work in works.items() if not work.is_counted}
-    usual = usual_rate(new.values())
-    found = {id_: reason for id_, work in new.items() if (reason := _fault(work, usual, coordinator)) is not None}
+    usual, gains = usual_rate(new.values()), _surely_gains(new.values())
+    faults = {
+        id_: _fault(work, coordinator, usual=usual, must_gain=gains and not work.is_known) for id_, work in new.items()
+    }
+    found = {id_: reason for id_, reason in faults.items() if reason is not None}
     known = {id_ for id_, work in new.items() if work.is_known and work.appraisals}
     if 2 * len(known & found.keys()) > len(known):
         found = {id_: reason for id_, reason in found.items() if id_ not in known}
@@ -231,6 +235,13 @@ def usual_rate(works: Iterable[Judged]) -> float:
     return min((statistics.median_low(rates) for rates in (known, everybody) if rates), default=0.0)
 
 
+def _surely_gains(works: Iterable[Judged]) -> bool:
+    """Whether any work does, of authors whom the chain knows, or of all while it knows nobody."""
+    appraised = [work for work in works if work.appraisals]
+    known = [work for work in appraised if work.is_known] or appraised
+    return any(all(one.gain > HARM_ERRORS * one.error for one in work.appraisals) for work in known)
+
+
 def _rates(works: Iterable[Judged]) -> list[float]:
     """A rate for each author. Of several judges and works the one that says least counts: neither a judge nor an author
     with many works, of much gain for the tokens that it names, can make others' work look like nothing."""
@@ -276,10 +287,11 @@ def _why_not(work: Judged) -> Reason:
     return Reason.UNJUDGED if is_withheld(work.appraisals) else Reason.NOT_REPEATED
 
 
-def _fault(work: Judged, usual: float, coordinator: PeerId) -> Reason | None:
+def _fault(work: Judged, coordinator: PeerId, *, usual: float, must_gain: bool) -> Reason | None:
     last_word = [appraisal for appraisal in work.appraisals if appraisal.author == coordinator]
     heard, needed = (last_word, 1) if last_word else (work.appraisals, AGREED)
-    faults = [reason for appraisal in heard if (reason := _fault_of(appraisal, usual)) is not None]
+    found = (_fault_of(appraisal, usual, must_gain=must_gain) for appraisal in heard)
+    faults = [reason for reason in found if reason is not None]
     if len(faults) >= needed and 2 * len(faults) > len(heard):
         return min(faults)
     same, failed = _repetitions(work.appraisals)
@@ -287,11 +299,11 @@ def _fault(work: Judged, usual: float, coordinator: PeerId) -> Reason | None:
     return Reason.UNJUDGED if not work.is_known and is_doubted else None
 
 
-def _fault_of(appraisal: Appraisal, usual: float) -> Reason | None:
+def _fault_of(appraisal: Appraisal, usual: float, *, must_gain: bool) -> Reason | None:
     if _is_harmful(appraisal):
         return Reason.HARMFUL
     is_little = appraisal.gain + LITTLE_ERRORS * appraisal.error < USUAL_SHARE * usual * appraisal.tokens
-    return Reason.LITTLE_GAIN if usual > 0 and is_little else None
+    return Reason.LITTLE_GAIN if (usual > 0 and is_little) or (must_gain and appraisal.gain <= 0) else None
 
 
 def _is_harmful(appraisal: Appraisal) -> bool:

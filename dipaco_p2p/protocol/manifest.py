@@ -7,6 +7,7 @@ Each names the run's first stage as its `origin`, and begins where the stage bef
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,6 +20,9 @@ from .signing import VALUES_MAX, PeerId, require_digest, require_peers
 
 STAGES = WARMUP, GRID, *_GROWN = ("warmup", "grid", *(f"grid-{number}" for number in range(2, 10)))
 """The names that stages have, in the order in which a run goes through them."""
+
+WORKERS_MAX = 256
+"""Of the stage before that a manifest names: those with the most works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +55,17 @@ class Manifest:
     router_split: BlobRef
     """Held-out sequences that paths score for a discriminative router."""
     genesis: tuple[GenesisRef, ...]
+    workers: tuple[PeerId, ...] = strict.added(())
+    """Whose work the last versions of the stage before count, in order, at most WORKERS_MAX: from the first round on
+    they measure and repeat others' work, and lead before strangers do."""
     author: PeerId
     """The coordinator: the peer whose signature opens the run."""
 
     def __post_init__(self) -> None:
         require_digest(*filter(None, [self.origin, self.follows]))
-        require_peers(*map(PeerId, self.config.admission.peers))
+        require_peers(*map(PeerId, self.config.admission.peers), *self.workers)
+        if len(self.workers) > WORKERS_MAX or list(self.workers) != sorted(set(self.workers)):
+            raise ConfigError(f"`workers` are at most {WORKERS_MAX} peers, in order")
         if self.admission != self.config.admission.policy:
             raise ConfigError(f"`admission` is {self.admission}, but {self.config.admission.policy} in the config")
         if (self.stage == WARMUP) != (self.router is None) or (self.stage == WARMUP and self.origin):
@@ -96,3 +105,9 @@ class Manifest:
     def first_step(self) -> int:
         """Inner steps that a path has behind it when this stage begins, for the learning-rate schedule."""
         return 0 if self.stage == WARMUP else self.config.warmup_steps + self.spent * self.config.inner.steps
+
+
+def workers_of(works: Mapping[PeerId, int]) -> tuple[PeerId, ...]:
+    """Whom the next stage's manifest names, of those of whom the last versions count so many `works`."""
+    most = sorted(works, key=lambda peer: (-works[peer], peer))[:WORKERS_MAX]
+    return tuple(sorted(most))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from ..canonical import canonical_bytes, digest
 from ..errors import IntegrityError
@@ -56,21 +56,29 @@ class Verdicts:
     """What follows from the appraisals that a version names: what it may count, what that weighs, and what it notes."""
 
     def __init__(
-        self, appraisals: Iterable[Sealed[Appraisal]], standings: Standings, *, audited: int, coordinator: PeerId
+        self,
+        appraisals: Iterable[Sealed[Appraisal]],
+        standings: Standings,
+        *,
+        audited: int,
+        coordinator: PeerId,
+        earlier: Collection[PeerId] = (),
     ) -> None:
-        """`standings` are those of the chain up to the version's parent; `audited` is RunConfig's."""
+        """`standings` are those of the chain up to the version's parent; `audited` is RunConfig's, and `earlier` are
+        the manifest's workers."""
         self._appraisals = _sorted(appraisals)
         self._standings = standings
         self._audited = audited
         # In the first version everybody is new: it is chance whose work could be audited already.
         self._is_first = not standings.peers
+        self._earlier = earlier
         of_work: dict[str, list[Appraisal]] = defaultdict(list)
         for sealed in self._appraisals:
             if standings.of(sealed.document.author).is_heard or sealed.document.author == coordinator:
                 of_work[sealed.document.work].append(sealed.document)
         works = self._works = {
             work: Judged(
-                is_known=standings.of(found[0].of).is_known,
+                is_known=self.is_known(found[0].of),
                 appraisals=found,
                 is_counted=standings.audited.author(work) is not None,
             )
@@ -80,6 +88,11 @@ class Verdicts:
         self._repeated = {work for work, judged in works.items() if gate.is_repeated(judged.appraisals)}
         forged = [(works[id_].author, id_) for id_, why in self._refused.items() if why == Reason.NOT_REPEATED]
         self.forgers = {peer for peer, id_ in forged if not standings.is_noted(("forged", peer, id_))}
+
+    def is_known(self, peer: PeerId) -> bool:
+        """Whether the chain counts work of `peer`, or the stage before does and the chain finds none of it forged."""
+        standings = self._standings
+        return standings.of(peer).is_known or (peer in self._earlier and not standings.last_found("forged", peer))
 
     def findings(self, counted: Mapping[str, Work]) -> Findings | None:
         """What a version notes that counts these works, by id."""

@@ -23,7 +23,7 @@ from tiny_run import SEED_NUMBER, signer
 from virtual_time import eventually, play
 
 import dipaco_p2p.node.store
-from bootstrap.archives.verify import verify_stages
+from bootstrap.archives.verify import verify_fork, verify_stages
 from bootstrap.control.requests import Control
 from bootstrap.control.requests import Request as Ask
 from bootstrap.coordinator.stage import SeedStage
@@ -34,7 +34,12 @@ from dipaco_p2p.config import RoundsConfig, RoutingConfig, WarmupConfig
 from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import ConfigError, CorpusError
 from dipaco_p2p.node.ledger import Ledger
+from dipaco_p2p.node.run import Run
+from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.program.history import read_history
+from dipaco_p2p.protocol import manifest
+from dipaco_p2p.protocol.documents import seal
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.use.best_rounds import read_evaluations
 from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 from dipaco_p2p.use.served import open_folder
@@ -246,6 +251,31 @@ def test_the_grid_begins_with_the_warm_ups_head_in_every_module(
         level = next(module for module in warmup.topology.modules() if module.level == ref.module.level)
         assert ref.blob.digest == Ledger(warmup, folder.store(WARMUP), level).head.digest
     assert not [report for report in verify_stages(folder) if report.problem]
+
+
+def test_the_grid_names_who_worked_in_the_warm_up(warmed_up: tuple[Path, RunFile], tmp_path: Path) -> None:
+    source, file = warmed_up
+    folder = copied(source, tmp_path / "run")
+    grid, warmup = fork(file, folder, signer(SEED_NUMBER)), folder.open(WARMUP)
+    assert warmup is not None
+    archive = SeedArchive(warmup, folder.store(WARMUP))
+    assert set(grid.manifest.workers) == set(archive.workers()) != set()
+    for workers, problems in (((signer(77).peer,), len(grid.manifest.genesis)), ((), 0)):
+        other = Run(seal(signer(SEED_NUMBER), replace(grid.manifest, workers=workers)))
+        found = [report.problem for report in verify_fork(other, archive, warmup)]
+        assert len(found) == problems and all("peers worked" in problem for problem in found)
+    peers = tuple(sorted(signer(number).peer for number in range(70, 73)))
+    for wrong in (peers[::-1], (peers[0], peers[0]), (PeerId("nobody"),), peers * 100):
+        with pytest.raises(ConfigError):
+            replace(grid.manifest, workers=wrong)
+
+
+def test_a_manifest_names_those_with_most_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "WORKERS_MAX", 2)
+    peers = sorted(signer(number).peer for number in range(70, 74))
+    works = dict(zip(peers, (1, 5, 1, 7), strict=True))
+    assert manifest.workers_of(works) == (peers[1], peers[3])
+    assert manifest.workers_of({peer: 1 for peer in reversed(peers)}) == (peers[0], peers[1])
 
 
 def test_a_prepared_folder_is_opened_and_another_run_file_refused(

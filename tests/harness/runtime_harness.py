@@ -183,19 +183,21 @@ class World:
         folder: Path,
         *,
         config: RunConfig | None = None,
+        workers: Iterable[PeerId] = (),
         seed: int = 7,
         measure: Measure | None = None,
         repeat: Repeat | None = None,
         **faults: Any,
     ) -> None:
-        """`measure` stands in for what judges measure with the model, and `repeat` for what leaders do as auditors."""
+        """`workers` worked in a stage before. `measure` stands in for what judges measure with the model, and `repeat`
+        for what leaders do as auditors."""
         self.folder = folder
         self.measure = measure
         self.repeat = repeat
         self.clock = VirtualClock()
         self.network = MemoryNetwork(seed, self.clock, **faults)
         store = Store(folder / "seed")
-        self.run = write_stage(store, make_run(store, config or tiny_config()).sealed)
+        self.run = write_stage(store, make_run(store, config or tiny_config(), workers=workers).sealed)
         self.volunteers: list[TinyVolunteer] = []
         self.leaders: list[TinyLeader] = []
         self.known: set[PeerId] = set()

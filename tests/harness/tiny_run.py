@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -89,8 +89,9 @@ def initial() -> tuple[list[np.ndarray[Any, Any]], bytes]:
     return [start[level] for level in range(len(MODEL.levels))], loop.state_bytes()
 
 
-def make_run(store: Store, config: RunConfig) -> Run:
-    """A run whose blobs are in `store`, signed by the seed node; its text is noise with a pattern per path."""
+def make_run(store: Store, config: RunConfig, *, workers: Iterable[PeerId] = ()) -> Run:
+    """A run whose blobs are in `store`, signed by the seed node; its text is noise with a pattern per path. `workers`
+    worked in a stage before."""
     flats, optimizer = initial()
     blobs = [store.put(encode_module(flat, module_layout(MODEL, level))) for level, flat in enumerate(flats)]
     generator = np.random.default_rng(1)
@@ -125,6 +126,7 @@ def make_run(store: Store, config: RunConfig) -> Run:
         holdout=held_out(1),
         router_split=held_out(3),
         genesis=tuple(GenesisRef(module=module, blob=blobs[module.level]) for module in config.topology.modules()),
+        workers=tuple(sorted(workers)),
         author=signer(SEED_NUMBER).peer,
     )
     run = Run(seal(signer(SEED_NUMBER), manifest))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from led_module import MODULE, PATH, TTL_S, on_stage
 from runtime_harness import claim, offer
-from tiny_run import gradient_bytes
+from tiny_run import gradient_bytes, signer
 from virtual_time import eventually
 
 from dipaco_p2p.errors import Refused
@@ -96,6 +96,30 @@ async def test_in_the_first_round_a_second_path_is_free_only_if_nobody_claims_it
         assert await stage.refusal(payload, path=second) == Reason.COVERED
         document = replace(stage.document(payload, path=second), author=honest.peer)
         await offer(honest, stage.leader.peer, document, payload)
+
+
+async def test_claims_of_strangers_cover_no_path_while_others_worked_in_the_stage_before(tmp_path: Path) -> None:
+    """Attack, seed 0 of `benchmarks.attack random --warmup 3`: idle claims kept volunteers from the second path that
+    each of them had to train in the grid's first round."""
+    async with on_stage(tmp_path, workers=[signer(60).peer, signer(62).peer]) as stage:
+        first, second = stage.world.run.topology.paths_through(MODULE)
+        assert set(stage.leader.chain.ledger.workers) == {signer(60).peer, signer(62).peer}
+        await claim(stage.world.peer(61), second)
+        await stage.leader.node.watch.refresh()
+        payload = gradient_bytes(stage.world.run, MODULE)
+        await offer(stage.node, stage.leader.peer, stage.document(payload, path=first), payload)
+        payload = gradient_bytes(stage.world.run, MODULE, seed=2)
+        await offer(stage.node, stage.leader.peer, stage.document(payload, path=second), payload)
+
+
+async def test_a_claim_of_who_worked_in_the_stage_before_covers_a_path(tmp_path: Path) -> None:
+    async with on_stage(tmp_path, workers=[signer(60).peer, signer(61).peer]) as stage:
+        first, second = stage.world.run.topology.paths_through(MODULE)
+        await claim(stage.world.peer(61), second)
+        await stage.leader.node.watch.refresh()
+        payload = gradient_bytes(stage.world.run, MODULE)
+        await offer(stage.node, stage.leader.peer, stage.document(payload, path=first), payload)
+        assert await stage.refusal(payload, path=second) == Reason.COVERED
 
 
 async def test_nobody_is_through_with_all_paths_at_once(tmp_path: Path) -> None:

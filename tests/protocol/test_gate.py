@@ -126,6 +126,39 @@ def test_the_only_author_whom_the_chain_knows_does_not_say_alone_what_is_usual()
     assert refused(works | {"second": second}, coordinator=COORDINATOR.peer) == {"a": Reason.LITTLE_GAIN}
 
 
+NOTHING = (-0.01, 0.01)
+
+
+def test_beside_a_single_other_author_a_stranger_has_to_gain_something() -> None:
+    """Attack, `random` at the grid's start: random numbers beside one honest work of the module, which thereby were
+    half of what was usual."""
+    honest = by(signer(2), judged(GOOD, GOOD))
+    for known in (True, False):  # who is known to nobody in a run's first round is no excuse either
+        works = {"a": replace(honest, is_known=known), "b": judged(NOTHING, NOTHING, is_known=False)}
+        assert refused(works, coordinator=COORDINATOR.peer) == {"b": Reason.LITTLE_GAIN}
+    works |= {"b": judged(NOTHING, (0.01, 0.01), is_known=False)}
+    assert refused(works, coordinator=COORDINATOR.peer).get("b") == Reason.UNJUDGED, "one judge alone refuses nobody"
+    assert refused(works | {"b": judged(NOTHING, NOTHING)}, coordinator=COORDINATOR.peer) == {}, "but those who worked"
+    for none in ((0.2, 0.1), (-0.1, 0.1)):
+        works = {"a": by(signer(2), judged(GOOD, none)), "b": judged(NOTHING, NOTHING, is_known=False)}
+        assert refused(works, coordinator=COORDINATOR.peer) == {}, "where nothing gains for sure, nobody has to"
+
+
+def test_who_worked_in_the_stage_before_is_known_until_the_chain_finds_a_forger() -> None:
+    said, standings = [seal(judge, appraisal(BAD, judge=judge)) for judge in JUDGES], Standings()
+
+    def found() -> Reason | None:
+        return Verdicts(said, standings, audited=0, coordinator=COORDINATOR.peer, earlier=[AUTHOR.peer]).reason(ITS)
+
+    assert found() is None, "it is all whom the chain knows"
+    standings.add(1, authors=[signer(9).peer], findings=None)
+    assert found() is None
+    standings.add(2, authors=[signer(9).peer], findings=Findings.of(forged=[(AUTHOR.peer, digest(b"other"))]))
+    for version in range(3, 30):
+        standings.add(version, authors=[signer(9).peer], findings=None)
+    assert found() == Reason.HARMFUL
+
+
 def test_work_of_fewer_tokens_needs_to_gain_less() -> None:
     short = Judged(is_known=True, appraisals=[appraisal((0.1, 0.01), judge=judge, tokens=10) for judge in JUDGES])
     assert verdict(short) is None

@@ -59,20 +59,17 @@ def _check(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Real processes beside the model of the same rounds."""
     from dipaco_p2p.program.console import run_program
 
-    from .churned import Churn
-    from .costs import Pace
-    from .model import Swarm
-    from .real import DEADLINE_S, Real, count_real
+    from .real import HOURS, Real, count_real, model_of
 
     told: list[dict[str, Any]] = []
 
     def beside_model(real: Real) -> dict[str, Any]:
-        pace = Pace(train_s=real.round_s, train_sigma=0.0, module_bytes=5e4, deadline_s=DEADLINE_S, settle_s=2.0)
-        model = Swarm(real.volunteers, hours=0.5, churn=Churn(is_quiet=True), widths=options.grid, pace=pace).play()
+        model = model_of(real, options.grid)
         pairs = {"reads": model.reads, "records": model.records, "puts": model.puts, "asked": model.calls}
         beside = ((name, real.median[name], value) for name, value in pairs.items())
         parts = [f"{name} {seen:,.0f} {value:,.0f} {value / seen:.2f}" for name, seen, value in beside]
-        print(f"{real.volunteers:10d}  rounds of {real.round_s:.1f} s  " + "  ".join(parts), flush=True)
+        cadence = f"a version each {real.cadence_s:.0f} s, {3600 * HOURS / max(model.rounds, 1):.0f} s"
+        print(f"{real.volunteers:10d}  {cadence}  " + "  ".join(parts), flush=True)
         return asdict(real) | {"model": pairs}
 
     async def run() -> None:

@@ -1,6 +1,6 @@
 """What volunteers read and are asked, as processes on this machine: the counts of their own programs, asked twice.
 
-How long their rounds took, the model is told, so that both play the same rounds.
+The model beside them trains as fast as it takes for its modules to have versions as often.
 """
 
 from __future__ import annotations
@@ -18,16 +18,21 @@ from benchmarks.swarm_faults.evidence import read_events
 from benchmarks.swarm_faults.schedule import volunteers
 from benchmarks.swarm_faults.swarm import LocalSwarm
 from bootstrap.progress import stage
+from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.program.control.client import ask
 from peers.control.control import Request
 
+from .churned import Churn
+from .costs import Figures, Pace
 from .counted import ROUNDS, TTL_S
+from .model import Swarm
 
 STEPS = 60
 """Of one short sequence each: with 300, training alone kept two cores busy with 24 volunteers, and modules changed
 hands for want of heartbeats."""
 DEADLINE_S = 150.0
 ASK_S = 30.0
+HOURS, HALVINGS = 0.5, 10
 COUNTED = {
     "reads": "keys_read",
     "records": "records_read",
@@ -54,8 +59,8 @@ class Real:
     volunteers: int
     median: dict[str, float]
     busiest: dict[str, float]
-    round_s: float
-    """Median of the volunteers' rounds, from the versions that they began with to the receipts."""
+    cadence_s: float
+    """Between two versions of a module, on the whole."""
     ordinary: int
     """Volunteers that led nothing, whose median is told; all, if everybody led something."""
 
@@ -81,15 +86,32 @@ async def count_real(peers: int, *, grid: Sequence[int], minutes: float, warm_up
         for name in names
     }
     ordinary = [name for name in names if not first[name]["leads"] and not last[name]["leads"]] or names
-    events = read_events(path for name in names for path in swarm.home(name).glob("runs/*/history.jsonl"))
-    rounds_s = [event["seconds"] for event in events if event.ev == "round" and event.t_s >= first_s]
+    events = read_events(swarm.folder.glob("*/history.jsonl"))
+    versions = sum(event.ev == "archived" and 0 <= event.t_s - first_s < span_s for event in events)
+    if not versions:
+        raise DipacoError(f"no module had a version in {span_s:.0f} s", hint="count for longer: --minutes")
     return Real(
         volunteers=peers,
         median={what: statistics.median(counts[name][what] for name in ordinary) for what in COUNTED},
         busiest={what: max(each[what] for each in counts.values()) for what in COUNTED},
-        round_s=statistics.median(rounds_s),
+        cadence_s=span_s * sum(grid) / versions,
         ordinary=len(ordinary),
     )
+
+
+def model_of(real: Real, grid: tuple[int, ...]) -> Figures:
+    """The model of the same swarm, whose modules have versions about as often."""
+
+    def played(train_s: float) -> Figures:
+        pace = Pace(train_s=train_s, train_sigma=0.0, module_bytes=5e4, deadline_s=DEADLINE_S, settle_s=2.0)
+        return Swarm(real.volunteers, hours=HOURS, churn=Churn(is_quiet=True), widths=grid, pace=pace).play()
+
+    low_s, high_s = 0.0, real.cadence_s
+    for _ in range(HALVINGS):
+        middle_s = (low_s + high_s) / 2
+        is_faster = played(middle_s).rounds * real.cadence_s > HOURS * 3600
+        low_s, high_s = (middle_s, high_s) if is_faster else (low_s, middle_s)
+    return played(high_s)
 
 
 def write_run(path: Path, peers: int, grid: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ from benchmarks.scale.churned import DAY_S, FLASH_S, Churn
 from benchmarks.scale.costs import TTL_S, Costs, Peer, depth_of, nearest, record_bytes
 from benchmarks.scale.lines import load
 from benchmarks.scale.model import Swarm
-from benchmarks.scale.real import write_run
+from benchmarks.scale.real import HOURS, Real, model_of, write_run
 from bootstrap.runfile import load_run_file
 from dipaco_p2p.config import SHARES_MAX
 from dipaco_p2p.protocol.neighbours import place
@@ -61,6 +61,12 @@ def test_the_run_of_the_real_processes_is_one_and_its_model_has_as_many_paths(tm
     write_run(path, 12, (4, 4))
     config = load_run_file(path).run
     assert config.model.path_count == 16 and config.liveness.heartbeat_ttl_s == TTL_S
+
+
+@pytest.mark.parametrize("cadence_s", [40.0, 90.0])
+def test_the_model_beside_processes_has_versions_as_often(cadence_s: float) -> None:
+    real = Real(volunteers=12, median={}, busiest={}, cadence_s=cadence_s, ordinary=12)
+    assert model_of(real, (4, 4)).rounds == pytest.approx(HOURS * 3600 / cadence_s, rel=0.1)
 
 
 def test_a_leader_that_leaves_is_followed_within_three_expiries() -> None:

@@ -272,9 +272,9 @@ class Volunteer:
             await self._node.watch.read_claims()
             while not waiting.done() and not self._is_due(assignment):
                 event = await self._claiming.should_move(assignment.path, assignment.standing)
-                if event is not None:
-                    return event
                 assignment.heard(self._node.watch.rounds)
+                if event is ClaimEvent.EXPIRED or (event is not None and not self._is_due(assignment)):
+                    return event
                 doubted_s = await self._doubt(assignment, doubted_s)
                 await self._measurer.while_waiting(
                     assignment.standing.progress, is_due=waiting.done, say=self._say_measuring

@@ -72,25 +72,26 @@ class Chains:
 
     @property
     def workers(self) -> frozenset[PeerId]:
-        """Whose work the last versions of any module count, as far as they are here."""
-        return frozenset().union(*(chain.ledger.workers for chain in self._chains.values()))
+        """Whose work the last versions count, as far as they are here; of modules without any, the manifest's."""
+        reached, chains = self.node.watch.reached, self._chains.values()
+        known = (chain.ledger for chain in chains if chain.ledger.versions or not reached(chain.module))
+        return frozenset().union(*(ledger.workers for ledger in known))
 
-    def has_worked(self, peer: PeerId) -> bool:
-        """Whether a version of any module counts work of `peer`, as far as they are here."""
-        return any(chain.ledger.standings.has_worked(peer) for chain in self._chains.values())
+    @property
+    def forgers(self) -> frozenset[PeerId]:
+        """Whom any chain here found to have forged, and has wait: the work was of all modules of a path."""
+        return frozenset().union(*(chain.ledger.standings.waiting for chain in self._chains.values()))
 
     def is_proven(self, peer: PeerId) -> bool:
-        """Whether `peer` has worked, in this stage or in the one before."""
-        return self.has_worked(peer) or peer in self.earlier
+        """Whether `peer` has worked, in this stage as far as that is known here, or in the one before."""
+        chains = self._chains.values()
+        return peer in self.earlier or any(chain.ledger.standings.has_worked(peer) for chain in chains)
 
     def drop_payloads(self, names: Iterable[str]) -> None:
-        """Drop these blobs, unless a contribution that some chain keeps has the same payload: anybody can send
-        another's once more."""
-        ledgers = [chain.ledger for chain in self._chains.values()]
-        named = {sealed.document.payload.digest for ledger in ledgers for sealed in ledger.kept.values()}
-        for name in names:
-            if name not in named:
-                self.node.store.drop(name)
+        """Drop these blobs, but for payloads that some chain keeps: anybody can send another's once more."""
+        named = {one.document.payload.digest for chain in self._chains.values() for one in chain.ledger.kept.values()}
+        for name in [name for name in names if name not in named]:
+            self.node.store.drop(name)
 
 
 class ModuleChain:
@@ -111,9 +112,8 @@ class ModuleChain:
         """Contributions that are here, and that the chain which goes on may lack."""
         self.chains = chains
         self._lock = asyncio.Lock()
-        self._pruned = 0
-        """How many versions, from the first on, have no blob here any more, but perhaps what judges said of them."""
-        self._settled = 0  # how many have not even that
+        self._pruned, self._settled = 0, 0
+        """How many versions, from the first on, have no blob here but perhaps what judges said, and not even that."""
         self._orphans: set[str] = set()
         """Blobs of versions that were given up."""
 

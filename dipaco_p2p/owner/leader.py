@@ -221,7 +221,7 @@ class Leader:
     async def _receive(self, sender: PeerId, sealed: Sealed[Contribution], *, is_promised: bool) -> tuple[Custody, ...]:
         """Measure it, keep it, admit it; who holds it as well."""
         if not is_promised:
-            self._node.invitations.require(sealed.document.author, has_worked=self._chain.chains.has_worked)
+            self._node.invitations.require(sealed.document.author, has_worked=self._chain.chains.is_proven)
         try:
             measured = await self._measure(sealed)
         except PayloadLost:

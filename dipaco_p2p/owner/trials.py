@@ -116,9 +116,10 @@ class Trials:
     def require(self, contribution: Contribution) -> None:
         """Raise Refused for work in place of what was refused a moment ago: judges have better to do. Later it may be
         tried again, for they may have been wrong."""
-        if contribution.author in self._caught or self._standing(contribution.author).is_out:
+        author = contribution.author
+        if author in {*self._caught, *self._chain.chains.forgers} or self._standing(author).is_out:
             # It is told of at once, so that others train the path meanwhile.
-            entry = Entry(path=contribution.path, peer=contribution.author)
+            entry = Entry(path=contribution.path, peer=author)
             self._refused[entry] = self._chain.ledger.head.version
             raise Refused("auditors could not repeat what you handed in lately", reason=Reason.NOT_REPEATED)
         until_s, reason = self._barred.get(key_of(contribution), (0.0, Reason.HARMFUL))
@@ -201,7 +202,7 @@ class Trials:
         oldest = ledger.head.version - VERSIONS_TOLD
         self._refused = {entry: version for entry, version in self._refused.items() if version >= oldest}
         found = dict.fromkeys(self._refused)
-        for peer in {*ledger.standings.waiting, *self._caught}:
+        for peer in {*self._chain.chains.forgers, *self._caught}:
             if (path := watch.sightings.claimed(peer)) is not None and self._chain.module in path.modules():
                 found[Entry(path=path, peer=peer)] = None
         return list(found)

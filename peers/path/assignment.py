@@ -67,7 +67,7 @@ class Assignment:
         self._done: dict[ModuleId, int] = {}
         """The newest version of each module from which the path has contributed, as far as that concerns us."""
         self._others: dict[ModuleId, int] = {}
-        """What is done by others on the path alone: if it is refused, it is ours."""
+        """Rounds that others' work is in, so that we did nothing for them: if it is refused, they are ours."""
         self._left: dict[ModuleId, int] = {}
         """Rounds that are left to others on the path, with whom we begin the next one."""
         self._left_until_s = 0.0
@@ -159,9 +159,9 @@ class Assignment:
             is_left = from_round > found.version
             if is_ours or is_others or is_left:
                 self._done[reader.module] = found.version
-            if is_others and not is_ours:
+            if found.has(self.path) and (is_others or is_left) and not is_ours:
                 self._others[reader.module] = found.version
-            if is_left and not found.has(self.path):
+            elif is_left and not found.has(self.path):
                 self._left[reader.module] = found.version
         if self.standing.is_due:
             done = {reader.module for reader in self._readers if self._is_done(reader)}

@@ -26,7 +26,7 @@ def audit_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Ca
                 on = AuditScene(world, leader, await leader.lead(MODULE))
                 peers = {world.leader(number).peer for number in (51, 52, 53)}
                 for each in world.leaders:
-                    each.chains.has_worked = lambda peer: peer in peers  # type: ignore[method-assign]
+                    each.chains.is_proven = lambda peer: peer in peers  # type: ignore[method-assign]
                 await leader.node.watch.refresh()
                 on.auditors = auditors
                 await act(on)

@@ -12,11 +12,15 @@ from runtime_harness import claim, offer
 from tiny_run import gradient_bytes, signer
 from virtual_time import eventually
 
+from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.node import Member, send
+from dipaco_p2p.owner.chain import Chains
 from dipaco_p2p.protocol.documents import seal
 from dipaco_p2p.protocol.reasons import Reason
-from dipaco_p2p.topology import PathId
+from dipaco_p2p.protocol.rounds import Entry
+from dipaco_p2p.protocol.standing import FORGERS_WAIT, Findings
+from dipaco_p2p.topology import ModuleId, PathId
 
 
 async def test_work_of_a_peer_that_claims_nothing_is_refused_until_it_does(tmp_path: Path) -> None:
@@ -112,6 +116,17 @@ async def test_claims_of_strangers_cover_no_path_while_others_worked_in_the_stag
         await offer(stage.node, stage.leader.peer, stage.document(payload, path=second), payload)
 
 
+async def test_whoever_has_not_read_a_chain_does_not_take_the_stage_before_for_its_end(tmp_path: Path) -> None:
+    """A volunteer follows the modules of its path alone: of the others the workers of the stage before led for ever."""
+    async with on_stage(tmp_path, workers=[signer(62).peer]) as stage:
+        chains = Chains(stage.node)
+        chains[MODULE]
+        assert chains.workers == {signer(62).peer}
+        stage.node.watch.seen[MODULE] = 3
+        stage.node.watch.heads[MODULE].clear()
+        assert not chains.workers and chains.is_proven(signer(62).peer)
+
+
 async def test_a_claim_of_who_worked_in_the_stage_before_covers_a_path(tmp_path: Path) -> None:
     async with on_stage(tmp_path, workers=[signer(60).peer, signer(61).peer]) as stage:
         first, second = stage.world.run.topology.paths_through(MODULE)
@@ -120,6 +135,20 @@ async def test_a_claim_of_who_worked_in_the_stage_before_covers_a_path(tmp_path:
         payload = gradient_bytes(stage.world.run, MODULE)
         await offer(stage.node, stage.leader.peer, stage.document(payload, path=first), payload)
         assert await stage.refusal(payload, path=second) == Reason.COVERED
+
+
+async def test_whom_another_modules_chain_found_to_forge_is_refused_here_too(tmp_path: Path) -> None:
+    """Attack, seed 0 of `benchmarks.attack flip-3`: a module made its version before the audits of a forgery ended, and
+    took the forger's next work for 4 s, while whoever trained that path in its place left the module out."""
+    async with on_stage(tmp_path) as stage:
+        other, payload = ModuleId(2, 0), gradient_bytes(stage.world.run, MODULE)
+        standings = stage.leader.chain.chains[other].ledger.standings
+        standings.add(1, authors=[], findings=Findings.of(forged=[(stage.node.peer, digest(b"a work"))]))
+        assert await stage.refusal(payload) == Reason.NOT_REPEATED
+        assert Entry(path=PATH, peer=stage.node.peer) in stage.owner.open_round().refused
+        for version in range(2, 2 + FORGERS_WAIT):
+            standings.add(version, authors=[], findings=None)
+        await offer(stage.node, stage.leader.peer, stage.document(payload), payload)
 
 
 async def test_nobody_is_through_with_all_paths_at_once(tmp_path: Path) -> None:

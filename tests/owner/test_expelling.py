@@ -78,7 +78,7 @@ def owner_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
                 leader = world.leader(NUMBERS[0])
                 on = OwnerScene(world, leader, await leader.lead(MODULE))
                 others = {world.leader(number).peer for number in NUMBERS[1:]}
-                leader.chain.chains.has_worked = lambda peer: peer in others  # type: ignore[method-assign]
+                leader.chain.chains.is_proven = lambda peer: peer in others  # type: ignore[method-assign]
                 await leader.node.watch.refresh()
                 on.auditors = auditors
                 await on.forged()

@@ -106,7 +106,7 @@ def test_who_was_refused_may_try_again_after_a_deadline_and_not_before(tmp_path:
 def test_those_who_have_worked_judge_and_the_coordinator_only_where_they_differ(tmp_path: Path) -> None:
     async def act(on: Scene) -> None:
         workers = [leader.peer for leader in on.world.leaders if leader is not on.leader]
-        on.leader.chain.chains.has_worked = lambda peer: peer in workers  # type: ignore[method-assign]
+        on.leader.chain.chains.is_proven = lambda peer: peer in workers  # type: ignore[method-assign]
         author = await on.author(60)
         await on.push(author, GOOD)
         await on.version(1)
@@ -251,7 +251,7 @@ def test_what_judges_said_is_kept_until_the_coordinator_is_back_to_judge_again(t
         await on.push(other, GOOD, path=OTHER_PATH)
         await on.version(1)
         judge = world.leaders[0]  # an owner that has worked, so that work is judged while the seed is away
-        on.leader.chain.chains.has_worked = lambda peer: peer == judge.peer  # type: ignore[method-assign]
+        on.leader.chain.chains.is_proven = lambda peer: peer == judge.peer  # type: ignore[method-assign]
         manifest = on.run.manifest
         for ref in [*(one.blob for one in manifest.genesis), *(one.blob for one in manifest.shards)]:
             judge.node.store.put(world.seed.archive.blob(ref.digest))  # as a volunteer of these paths has them

@@ -250,6 +250,24 @@ async def test_work_that_was_left_out_for_others_is_done_once_theirs_is_refused(
         assert not assignment.missing
 
 
+async def test_a_later_claimant_of_a_path_hears_as_well_that_others_work_was_refused(tmp_path: Path) -> None:
+    """Attack, seed 0 of `benchmarks.attack flip-3`: it had left the round to a claimant that went on to another path,
+    and the module waited 20 s for nobody."""
+    async with world_of_one_path(tmp_path) as world:
+        node, path = world.peer(61), PathId((0, 0, 0))
+        readers = [Follower(node, module) for module in path.modules()]
+        await asyncio.gather(*(reader.sync() for reader in readers))
+        assignment = Assignment(cast(PathTrainer, SimpleNamespace(path=path)), readers, rounds=lambda: 30)
+        forged = Entry(path=path, peer=world.peer(62).swarm.peer)
+        rounds = {module: OpenRound(version=0, entries=(forged,)) for module in path.modules()}
+        assignment.begin(rounds, me=node.swarm.peer, is_alone=False, from_round=1, left_until_s=1e9)
+        assignment.take_up(is_alone=True, now_s=0.0)
+        assert not assignment.missing, "the round has the path"
+        first = path.modules()[0]
+        assignment.heard({first: OpenRound(version=0, refused=(forged,))})
+        assert assignment.missing == {first}
+
+
 @pytest.mark.parametrize(("progress", "others", "first"), [(0, 0, 0), (0, 3, 0), (4, 0, 4), (4, 1, 5)])
 def test_the_first_round_that_waits_for_a_new_claimant(progress: int, others: int, first: int) -> None:
     assert first_round(progress, others=others) == first

@@ -149,6 +149,8 @@ def verify_fork(after: Run, archive: SeedArchive, before: Run) -> list[ChainRepo
     is of the stage before."""
     ended, spent = before.manifest, after.manifest.spent
     last = spent - ended.spent if spent else before.rounds
+    is_whole, named = archive.complete_version >= last, set(after.manifest.workers)
+    unknown = named - archive.workers().keys() if is_whole else set()
     reports = []
     for module in after.topology.modules():
         parent, begin = after.topology.parent(module, before.topology), genesis_version(after.manifest, module)
@@ -161,7 +163,7 @@ def verify_fork(after: Run, archive: SeedArchive, before: Run) -> list[ChainRepo
             problem = f"its version 0 is {begin.digest[:8]}, but {parent} ended with {end.digest[:8]}"
         elif spent and begin.state != end.state:
             problem = f"its outer state is not the one with which {parent} ended"
-        elif unknown := set(after.manifest.workers) - archive.workers().keys():
+        elif unknown:
             problem = f"its manifest says that {len(unknown)} peers worked of whom the {ended.stage} counts nothing"
         if problem:
             reports.append(ChainReport(stage="fork", module=module, versions=0, contributions=0, problem=problem))

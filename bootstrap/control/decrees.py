@@ -41,7 +41,7 @@ from dipaco_p2p.protocol.decrees import (
     Rebuilt,
 )
 from dipaco_p2p.protocol.documents import DOCUMENT_BYTES_MAX, Sealed
-from dipaco_p2p.protocol.manifest import STAGES, WARMUP
+from dipaco_p2p.protocol.manifest import STAGES, WARMUP, WORKERS_MAX
 from dipaco_p2p.protocol.signing import PeerId, Signer, public_key_of, short
 from dipaco_p2p.protocol.versions import Damage, damage_by
 from dipaco_p2p.strict import plain
@@ -57,8 +57,8 @@ SCHEMA = "dipaco.coordinator.decrees/1"
 ABBREVIATION_CHARS_MIN = 4
 HOLDS_HINT = "`dipaco-bootstrap decrees` lists all decrees, and what is in force"
 AMBIGUOUS_SHOWN_MAX = 4
-SHARD_BYTES, GENESIS_BYTES = 190, 290
-"""What a path and a module take at most in a manifest."""
+SHARD_BYTES, GENESIS_BYTES, WORKER_BYTES = 190, 290, 60
+"""What a path, a module and a worker take at most in a manifest."""
 SEQUENCES_MIN = 8
 """For each path of a grid that grows: with fewer its router may find no text for one, and the stage could not begin."""
 
@@ -264,6 +264,7 @@ class Decreeing:
             raise ConfigError(message, hint=f"each path needs {SEQUENCES_MIN} at the very least: grow by fewer modules")
         known, modules = run.topology, len(grown.topology.modules())
         more = SHARD_BYTES * (grown.model.path_count - known.path_count) + GENESIS_BYTES * modules
+        more += WORKER_BYTES * (WORKERS_MAX - len(run.manifest.workers))
         if len(canonical_bytes(plain(run.manifest))) + more > DOCUMENT_BYTES_MAX:
             message = f"a grid of {modules} modules and {grown.model.path_count} paths is too large for one manifest"
             raise ConfigError(message, hint=f"that has at most {DOCUMENT_BYTES_MAX} bytes: grow by fewer modules")

@@ -32,7 +32,7 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import GenesisRef, ModuleVersion, ShardRef
-from dipaco_p2p.protocol.manifest import STAGES, workers_of
+from dipaco_p2p.protocol.manifest import STAGES
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.topology import ModuleId, PathId
@@ -67,7 +67,7 @@ def grow(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
         tokenizer=tokenizer,
         sequences=sequences,
         flats=(),
-        workers=workers_of(archive.workers()),
+        workers=archive.workers_named(),
     )
     tokens = sequences.train.tokens
     vectors = routing_features(config, path_model(config.model, flats.of(config.topology.path(0))), sequences)

@@ -25,7 +25,6 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Manifest, ShardRef, seal
-from dipaco_p2p.protocol.manifest import workers_of
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.topology import Topology
 from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
@@ -111,7 +110,7 @@ def fork(file: RunFile, folder: RunFolder, signer: Signer) -> Run:
         tokenizer=tokenizer,
         sequences=sequences,
         flats=flats,
-        workers=workers_of(archive.workers()),
+        workers=archive.workers_named(),
     )
     return _open_grid(start, folder.store(GRID), origin=warmup.id)
 

@@ -88,7 +88,9 @@ class Watch:
         """Those that weigh (protocol/sightings.py), of the paths whose claims we read."""
         self.paths = PathCounts(run, clock, self.claims, is_whole=lambda: self.is_whole)
         ttl_s, deadline_s = run.config.liveness.heartbeat_ttl_s, run.config.rounds.deadline_s
-        self.sightings = Sightings(swarm.peer, ttl_s=ttl_s, deadline_max_s=deadline_s, places=run.places_min)
+        self.sightings = Sightings(
+            swarm.peer, ttl_s=ttl_s, deadline_max_s=deadline_s, places=run.places_min, earlier=run.manifest.workers
+        )
         self._looked_s: dict[PathId, float] = {}
         """When the claims of a path were last looked for between two looks at the swarm."""
         self._looking: SingleFlight[None] = SingleFlight()
@@ -433,12 +435,10 @@ class Watch:
 
     def _obey(self) -> None:
         """Forget what banned peers said; a peer that is admitted again is seen with the next look."""
+        said: list[dict[PeerId, Any]] = [self.heartbeats, *self.claims.values(), *self.heads.values()]
         for peer in self._decrees.state.banned:
-            self.heartbeats.pop(peer, None)
-            for claims in self.claims.values():
-                claims.pop(peer, None)
-            for heads in self.heads.values():
-                heads.pop(peer, None)
+            for each in said:
+                each.pop(peer, None)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

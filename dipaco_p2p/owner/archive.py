@@ -38,6 +38,7 @@ from ..node.reading import holders_of
 from ..node.run import Run
 from ..node.store import Store
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, unseal
+from ..protocol.manifest import WORKERS_MAX
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
 from ..protocol.verdicts import read_appraisals
@@ -88,6 +89,14 @@ class SeedArchive:
             for forger in ledger.standings.waiting:
                 del found[forger]
         return found
+
+    def workers_named(self) -> tuple[PeerId, ...]:
+        """Whom of these the next stage's manifest names: those with most works, but nobody whose word on others' work
+        does not count now."""
+        ledgers, works = self.ledgers.values(), self.workers()
+        heard = [peer for peer in works if all(ledger.standings.of(peer).is_heard for ledger in ledgers)]
+        most = sorted(heard, key=lambda peer: (-works[peer], peer))[:WORKERS_MAX]
+        return tuple(sorted(most))
 
     def contribution(self, contribution_id: str) -> Sealed[Contribution]:
         """A contribution by id, also long after it was counted; raises IntegrityError if it is not here."""

@@ -7,8 +7,9 @@ appraisals of a round is decided here, by the leader and by everyone who makes t
 - Work is **harmful** if the loss rises, by three standard errors of a paired test: honest work may end a little past
   the best point, since momentum carries a module there.
 - It gains **too little** if that is significantly less than a quarter of what is usual in the round, for as many
-  tokens. So nothing that only looks like work takes weight from work. Of whom the chain does not know, work that gains
-  nothing at all is too little, if that of others surely gains: beside a single other author nothing else is usual.
+  tokens. So nothing that only looks like work takes weight from work. Where the chain knows fewer
+  than KNOWN_MIN authors, strangers' work that gains nothing is too little beside others' that surely gains: beside one
+  other author a stranger says what is usual.
 - One judge may be a friend of the author, or an enemy: two must agree to refuse, or the coordinator says so. While
   they do not agree, and it is away, work counts only of those whom the chain knows.
 - If most of those whom the chain knows would be refused, the run has a problem and not the peers: none of them is.
@@ -130,9 +131,10 @@ class Judged:
 def refused(works: Mapping[str, Judged], *, coordinator: PeerId) -> dict[str, Reason]:
     """Which of a round's works, by id, do not count, and why. Same appraisals, same verdict, on any machine."""
     new = {id_: work for id_, work in works.items() if not work.is_counted}
-    usual, gains = usual_rate(new.values()), _surely_gains(new.values())
+    usual = usual_rate(new.values())
     faults = {
-        id_: _fault(work, coordinator, usual=usual, must_gain=gains and not work.is_known) for id_, work in new.items()
+        id_: _fault(work, coordinator, usual=usual, must_gain=_must_gain(work, new.values()))
+        for id_, work in new.items()
     }
     found = {id_: reason for id_, reason in faults.items() if reason is not None}
     known = {id_ for id_, work in new.items() if work.is_known and work.appraisals}
@@ -235,11 +237,16 @@ def usual_rate(works: Iterable[Judged]) -> float:
     return min((statistics.median_low(rates) for rates in (known, everybody) if rates), default=0.0)
 
 
-def _surely_gains(works: Iterable[Judged]) -> bool:
-    """Whether any work does, of authors whom the chain knows, or of all while it knows nobody."""
-    appraised = [work for work in works if work.appraisals]
-    known = [work for work in appraised if work.is_known] or appraised
-    return any(all(one.gain > HARM_ERRORS * one.error for one in work.appraisals) for work in known)
+def _must_gain(work: Judged, works: Iterable[Judged]) -> bool:
+    """Whether it is too little if it gains nothing: a stranger's, while the chain knows too few authors for the usual
+    rate to be theirs alone, and other authors' work surely gains, that of known ones if there are any."""
+    if work.is_known or not work.appraisals:
+        return False
+    others = [one for one in works if one.appraisals and one.author != work.author]
+    known = [one for one in others if one.is_known]
+    is_usual_known = len({one.author for one in known}) >= KNOWN_MIN
+    gains = (all(said.gain > HARM_ERRORS * said.error for said in one.appraisals) for one in known or others)
+    return not is_usual_known and any(gains)
 
 
 def _rates(works: Iterable[Judged]) -> list[float]:

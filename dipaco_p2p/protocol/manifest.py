@@ -7,7 +7,6 @@ Each names the run's first stage as its `origin`, and begins where the stage bef
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -105,9 +104,3 @@ class Manifest:
     def first_step(self) -> int:
         """Inner steps that a path has behind it when this stage begins, for the learning-rate schedule."""
         return 0 if self.stage == WARMUP else self.config.warmup_steps + self.spent * self.config.inner.steps
-
-
-def workers_of(works: Mapping[PeerId, int]) -> tuple[PeerId, ...]:
-    """Whom the next stage's manifest names, of those of whom the last versions count so many `works`."""
-    most = sorted(works, key=lambda peer: (-works[peer], peer))[:WORKERS_MAX]
-    return tuple(sorted(most))

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..topology import ModuleId, PathId
@@ -67,11 +67,18 @@ class _Sight:
     """On the path that it claims."""
     worked: dict[ModuleId, int] = field(default_factory=dict)
     """The newest version of each module that its work went into, as the module's leader says."""
+    is_earlier: bool = False
+    """Whether it worked in the stage before."""
     progress: int | None = None
     """Of its path, when that was last told."""
     missed: int = 0
     """Rounds that its paths went on without its work, since its chance began."""
     is_idle: bool = False
+
+    @property
+    def is_newcomer(self) -> bool:
+        """Whether it has never worked."""
+        return not (self.worked or self.is_earlier)
 
 
 @dataclass(slots=True)
@@ -89,6 +96,8 @@ class _Path:
     """When to ask the leaders again."""
     live: int = 0
     """Claims by others."""
+    weigh: int = 0
+    """Claims that weigh."""
     progress: int = 0
     """How far it is, as far as we were told."""
     rests_until: int = 0
@@ -103,11 +112,14 @@ class _Path:
 class Sightings:
     """Judges all claims but those of `me`, whose own claim always weighs. Time is an argument."""
 
-    def __init__(self, me: PeerId, *, ttl_s: float, deadline_max_s: float, places: int) -> None:
+    def __init__(
+        self, me: PeerId, *, ttl_s: float, deadline_max_s: float, places: int, earlier: Container[PeerId] = ()
+    ) -> None:
         """`ttl_s` is the life of a record, `deadline_max_s` the run file's deadline; a version has `places` for work on
-        each path."""
+        each path, and the stage before counts work of those who are in `earlier`."""
         self._me = me
-        self._places = places
+        self._crowd = max(1, places // 2)
+        self._earlier = earlier
         self._ttl_s = ttl_s
         self._sending_max_s = SENDING_DEADLINES * deadline_max_s
         self._peers: dict[PeerId, _Sight] = {}
@@ -126,6 +138,7 @@ class Sightings:
             sight = self._see(peer, claim, seen_s=seen_s, now_s=now_s)
             if sight.claim.path == path and not sight.is_idle:
                 found[peer] = replace(claim, since_s=max(claim.since_s, sight.seen_s - self._ttl_s))
+        self._paths[path].weigh = len(found)
         self._forget()
         return found
 
@@ -156,7 +169,7 @@ class Sightings:
             known.progress = how_far.progress
             is_new = any([_is_new(known.worked, versions) for versions in works[path].values()])
             if how_far.is_due and known.due[0] != how_far.progress:
-                if 0 <= known.due[0] < how_far.progress and 2 * known.live < self._places:
+                if 0 <= known.due[0] < how_far.progress and known.weigh <= self._crowd:
                     ended_s[path] = known.due[1]
                 known.due = how_far.progress, now_s
             if not how_far.is_due:
@@ -172,9 +185,11 @@ class Sightings:
                 is_sending = any(peer in rounds[module].sending for module in path.modules())
                 self._judge(sight, standings[path], deadlines_s[path], is_sending=is_sending, now_s=now_s)
                 sight.is_idle |= Entry(path=path, peer=peer) in refused
-                sight.is_idle |= not sight.worked and sight.seen_s <= ended_s.get(path, -math.inf)
+                # We may have heard that a round began when it was half over, and of a claim in the same look.
+                since_s = sight.seen_s + self._ttl_s / 3
+                sight.is_idle |= sight.is_newcomer and since_s <= ended_s.get(path, -math.inf)
         for sight in self._peers.values():
-            sight.is_idle |= not sight.worked and self._rests(sight.claim.path)
+            sight.is_idle |= sight.is_newcomer and self._rests(sight.claim.path)
 
     def claimed_s(self, peer: PeerId, path: PathId) -> float | None:
         """Since when `peer` claims `path`, give or take the time between two looks, if that is its newest claim that
@@ -194,7 +209,7 @@ class Sightings:
 
     def moved(self, paths: Collection[PathId]) -> None:
         """A module of these paths has a new version, so the chance of newcomers there may begin now."""
-        newcomers = (sight for sight in self._peers.values() if not sight.worked and not sight.is_idle)
+        newcomers = (sight for sight in self._peers.values() if sight.is_newcomer and not sight.is_idle)
         self.hurry({sight.claim.path for sight in newcomers}.intersection(paths))
 
     def excuse(self, path: PathId, *, ask_s: float) -> None:
@@ -206,7 +221,9 @@ class Sightings:
     def _see(self, peer: PeerId, claim: Claim, *, seen_s: float, now_s: float) -> _Sight:
         sight = self._peers.pop(peer, None)
         if sight is None:
-            sight = _Sight(claim=claim, seen_s=seen_s, chance_s=now_s, is_idle=self._rests(claim.path))
+            is_earlier = peer in self._earlier
+            is_idle = not is_earlier and self._rests(claim.path)
+            sight = _Sight(claim=claim, seen_s=seen_s, chance_s=now_s, is_idle=is_idle, is_earlier=is_earlier)
         elif sight.claim.path == claim.path:
             sight.claim = claim
         elif sight.claim.since_s < claim.since_s:  # it has moved on; its old claim may live on for a while
@@ -233,11 +250,11 @@ class Sightings:
         sight.progress = how_far.progress
         known = self._paths[sight.claim.path]
         waits_s, deadlines = known.due_s, FIRST_CHANCE_DEADLINES
-        if sight.worked:
+        if not sight.is_newcomer:
             waits_s, deadlines = known.untrained_s, CHANCE_DEADLINES
         is_over = now_s - max(waits_s, sight.chance_s) >= deadlines * deadline_s or sight.missed >= CHANCE_ROUNDS
         if is_over and not (is_sending and now_s - sight.chance_s < self._sending_max_s):
-            if not sight.worked and not sight.is_idle:
+            if sight.is_newcomer and not sight.is_idle:
                 known.rests_until = how_far.progress + REST_ROUNDS
             sight.is_idle = True
 

@@ -9,10 +9,12 @@ import asyncio
 import contextlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from tiny_run import SEED_NUMBER, signer
 from virtual_time import eventually, play
 
 import dipaco_p2p.node.store
+import dipaco_p2p.owner.archive
 from bootstrap.archives.verify import verify_fork, verify_stages
 from bootstrap.control.requests import Control
 from bootstrap.control.requests import Request as Ask
@@ -30,6 +33,7 @@ from bootstrap.coordinator.stage import SeedStage
 from bootstrap.genesis.prepare import fork, prepare
 from bootstrap.runfile import RunFile
 from bootstrap.use.generate import Request
+from dipaco_p2p.canonical import digest
 from dipaco_p2p.config import RoundsConfig, RoutingConfig, WarmupConfig
 from dipaco_p2p.core.routing.router import decode_router
 from dipaco_p2p.errors import ConfigError, CorpusError
@@ -37,9 +41,9 @@ from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.program.history import read_history
-from dipaco_p2p.protocol import manifest
 from dipaco_p2p.protocol.documents import seal
 from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.standing import Findings, Standings
 from dipaco_p2p.use.best_rounds import read_evaluations
 from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 from dipaco_p2p.use.served import open_folder
@@ -270,12 +274,27 @@ def test_the_grid_names_who_worked_in_the_warm_up(warmed_up: tuple[Path, RunFile
             replace(grid.manifest, workers=wrong)
 
 
-def test_a_manifest_names_those_with_most_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "WORKERS_MAX", 2)
-    peers = sorted(signer(number).peer for number in range(70, 74))
-    works = dict(zip(peers, (1, 5, 1, 7), strict=True))
-    assert manifest.workers_of(works) == (peers[1], peers[3])
-    assert manifest.workers_of({peer: 1 for peer in reversed(peers)}) == (peers[0], peers[1])
+def test_a_manifest_names_those_with_most_works_whose_word_counts(
+    warmed_up: tuple[Path, RunFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dipaco_p2p.owner.archive, "WORKERS_MAX", 2)
+    folder = copied(warmed_up[0], tmp_path / "run")
+    warmup, peers = folder.open(WARMUP), sorted(signer(number).peer for number in range(70, 75))
+    assert warmup is not None
+    archive, standings = SeedArchive(warmup, folder.store(WARMUP)), Standings()
+    contradicted = Findings.of(contradicted=[(peers[3], digest(b"work"))])
+    standings.add(1, authors=peers, findings=contradicted)
+
+    def named(*works: int) -> tuple[PeerId, ...]:
+        count = Counter(dict(zip(peers, works, strict=True)))
+        archive.ledgers = {
+            module: cast(Ledger, SimpleNamespace(workers=count, standings=standings)) for module in works_on
+        }
+        return archive.workers_named()
+
+    works_on = warmup.topology.modules()
+    assert named(1, 5, 1, 7, 3) == (peers[1], peers[4])
+    assert named(1, 1, 1, 1, 1) == (peers[0], peers[1])
 
 
 def test_a_prepared_folder_is_opened_and_another_run_file_refused(

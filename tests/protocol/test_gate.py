@@ -137,8 +137,13 @@ def test_beside_a_single_other_author_a_stranger_has_to_gain_something() -> None
         works = {"a": replace(honest, is_known=known), "b": judged(NOTHING, NOTHING, is_known=False)}
         assert refused(works, coordinator=COORDINATOR.peer) == {"b": Reason.LITTLE_GAIN}
     works |= {"b": judged(NOTHING, (0.01, 0.01), is_known=False)}
-    assert refused(works, coordinator=COORDINATOR.peer).get("b") == Reason.UNJUDGED, "one judge alone refuses nobody"
+    assert refused(works, coordinator=COORDINATOR.peer).get("b") == Reason.UNJUDGED, "its judges do not agree"
     assert refused(works | {"b": judged(NOTHING, NOTHING)}, coordinator=COORDINATOR.peer) == {}, "but those who worked"
+    two = {str(number): by(signer(number), judged(GOOD, GOOD)) for number in (2, 3)}
+    noisy = judged((-0.01, 0.2), (-0.01, 0.2), is_known=False)
+    assert refused(two | {"b": noisy}, coordinator=COORDINATOR.peer) == {}, "two known authors say what is usual"
+    own = {"a": judged(GOOD, GOOD, is_known=False), "b": judged(NOTHING, NOTHING, is_known=False)}
+    assert refused(own, coordinator=COORDINATOR.peer) == {}, "nobody's own work speaks against it"
     for none in ((0.2, 0.1), (-0.1, 0.1)):
         works = {"a": by(signer(2), judged(GOOD, none)), "b": judged(NOTHING, NOTHING, is_known=False)}
         assert refused(works, coordinator=COORDINATOR.peer) == {}, "where nothing gains for sure, nobody has to"

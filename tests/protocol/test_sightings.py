@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
 
 import pytest
+from sightings_scene import DEADLINE_S, EARLIER, HERE, HONEST, IDLE, ME, PLACES, THERE, TTL_S, Scene
 
 from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.rounds import Entry, OpenRound, Standing
-from dipaco_p2p.protocol.rounds import standing as standing_of
 from dipaco_p2p.protocol.sightings import (
     CHANCE_DEADLINES,
     CHANCE_ROUNDS,
@@ -20,73 +19,7 @@ from dipaco_p2p.protocol.sightings import (
     Sightings,
 )
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.topology import ModuleId, PathId
-
-TTL_S = 10.0
-DEADLINE_S = 20.0
-HERE, THERE = PathId((0, 0)), PathId((0, 1))
-ME, HONEST, IDLE = PeerId("me"), PeerId("honest"), PeerId("idle")
-Works = Mapping[PathId, Collection[PeerId]]
-
-PLACES = 8
-
-
-class Scene:
-    """What one peer sees of a grid of two paths that share their first module; all leaders are at one version."""
-
-    def __init__(self) -> None:
-        self.sightings = Sightings(ME, ttl_s=TTL_S, deadline_max_s=DEADLINE_S, places=PLACES)
-        self.now_s = 1000.0
-        self.version = 0
-        self.open: Works = {}
-        self.only: ModuleId | None = None
-        """The module whose leader alone has what is in the open round."""
-        self.counted: list[Works] = []
-        self.sending: tuple[PeerId, ...] = ()
-        self.live: dict[PathId, dict[PeerId, Claim]] = {HERE: {}, THERE: {}}
-        self.look()
-
-    def claim(self, peer: PeerId, path: PathId = HERE, *, since_s: float | None = None) -> None:
-        for found in self.live.values():
-            found.pop(peer, None)
-        self.live[path][peer] = Claim(path=path, since_s=self.now_s if since_s is None else since_s)
-
-    def look(self) -> dict[PathId, dict[PeerId, Claim]]:
-        return {path: self.sightings.weighing(path, found, now_s=self.now_s) for path, found in self.live.items()}
-
-    def weighing(self, path: PathId = HERE) -> set[PeerId]:
-        return set(self.look()[path])
-
-    def works(self, works: Works) -> None:
-        self.open = works
-
-    def publish(self) -> None:
-        self.counted = [self.open, *self.counted][:2]
-        self.open, self.version = {}, self.version + 1
-
-    def tell(self, after_s: float = 0.0) -> None:
-        """The leaders tell their rounds, so much later."""
-        self.look()
-        self.now_s += after_s
-        rounds, standings = {}, {}
-        for path in (HERE, THERE):
-            for module in path.modules():
-                rounds[module] = OpenRound(
-                    version=self.version,
-                    entries=_entries(self.open, module) if self.only in (None, module) else (),
-                    counted=tuple(_entries(works, module) for works in self.counted),
-                    sending=self.sending,
-                )
-            done = [rounds[module].has(path) for module in path.modules()]
-            standings[path] = standing_of([self.version] * len(done), done, rounds=100)
-        deadlines_s = dict.fromkeys(standings, DEADLINE_S)
-        self.sightings.told(rounds, standings, deadlines_s=deadlines_s, now_s=self.now_s)
-
-
-def _entries(works: Works, module: ModuleId) -> tuple[Entry, ...]:
-    return tuple(
-        Entry(path=path, peer=peer) for path, peers in works.items() if module in path.modules() for peer in peers
-    )
+from dipaco_p2p.topology import ModuleId
 
 
 @pytest.mark.parametrize(("has_worked", "deadlines"), [(False, FIRST_CHANCE_DEADLINES), (True, CHANCE_DEADLINES)])
@@ -171,14 +104,14 @@ def test_a_newcomer_beside_others_has_its_chance_in_the_first_round_that_it_sees
     path whose volunteer had moved on."""
     scene = Scene()
     scene.claim(IDLE)
-    scene.tell()
+    scene.tell(after_s=TTL_S)
     scene.works({HERE: [HONEST]})
     scene.tell(after_s=1.0)
     scene.claim(SLOW := PeerId("slow"))
     scene.tell()
     assert scene.weighing() == {IDLE, SLOW}, "the round is not over"
     scene.publish()
-    scene.tell()
+    scene.tell(after_s=TTL_S)
     assert scene.weighing() == {SLOW}, "which came when the round had begun"
     scene.works({HERE: [HONEST]})
     scene.tell()
@@ -189,6 +122,17 @@ def test_a_newcomer_beside_others_has_its_chance_in_the_first_round_that_it_sees
     scene.publish()
     scene.tell()
     assert scene.weighing() == {SLOW}, "it comes a round late"
+
+
+def test_who_worked_in_the_stage_before_is_no_newcomer() -> None:
+    scene = Scene()
+    for peer in (IDLE, EARLIER):
+        scene.claim(peer)
+    scene.tell()
+    scene.tell(after_s=FIRST_CHANCE_DEADLINES * DEADLINE_S)
+    assert scene.weighing() == {EARLIER}, "nor does it share the chance of newcomers"
+    scene.tell(after_s=(CHANCE_DEADLINES - FIRST_CHANCE_DEADLINES) * DEADLINE_S)
+    assert not scene.weighing()
 
 
 def test_where_not_all_claimants_train_each_round_a_newcomer_has_its_chance_in_later_ones() -> None:

@@ -28,8 +28,9 @@ from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
 
 from .stranger import HEARD, KEYS
 
-TTL_S = 4.0
-"""Life of a heartbeat: an expiry."""
+TTL_S = 8.0
+"""Life of a heartbeat: an expiry. With half of it six programs on two cores starve the seed node, and modules change
+hands for that."""
 STRANGER, BESIDE = "stranger", "stranger-beside"
 HISTORIES = "runs/*/history.jsonl"
 FAULTS_OF_WORK = (Reason.HARMFUL, Reason.LITTLE_GAIN, Reason.NOT_REPEATED, Reason.UNJUDGED)

@@ -203,12 +203,12 @@ class Leader:
         return self._ledger.versions[known.version : self._published]
 
     def open_round(self) -> OpenRound:
-        """What is in, of the version that trainers may see."""
+        """What is in, of the version that trainers may see; what auditors caught may be done by others meanwhile."""
         self._require_leading()
-        timing, refused = self._chain.timing, self.trials.refused_lately()
-        return told_round(
-            self._node, self._round, self._ledger.versions, published=self._published, timing=timing, refused=refused
-        )
+        caught = self.trials.caught(item.sealed for item in self._intake.admitted.values())
+        known, refused = self._round.but(caught), [*self.trials.refused_lately(), *caught]
+        told = partial(told_round, self._node, known, self._ledger.versions, published=self._published)
+        return told(timing=self._chain.timing, refused=refused)
 
     def receipts(self) -> dict[str, Sealed[Receipt]]:
         """By contribution: of the open round and the ones before."""

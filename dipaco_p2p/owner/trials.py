@@ -119,8 +119,7 @@ class Trials:
         author = contribution.author
         if author in {*self._caught, *self._chain.chains.forgers} or self._standing(author).is_out:
             # It is told of at once, so that others train the path meanwhile.
-            entry = Entry(path=contribution.path, peer=author)
-            self._refused[entry] = self._chain.ledger.head.version
+            self._refused[Entry(path=contribution.path, peer=author)] = self._chain.ledger.head.version
             raise Refused("auditors could not repeat what you handed in lately", reason=Reason.NOT_REPEATED)
         until_s, reason = self._barred.get(key_of(contribution), (0.0, Reason.HARMFUL))
         if self._node.clock.now_s() < until_s:
@@ -206,6 +205,12 @@ class Trials:
             if (path := watch.sightings.claimed(peer)) is not None and self._chain.module in path.modules():
                 found[Entry(path=path, peer=peer)] = None
         return list(found)
+
+    def caught(self, contributions: Iterable[Sealed[Contribution]]) -> list[Entry]:
+        """Whose work of these enough auditors could not repeat: it is refused when the round could close."""
+        forged = {work for work, said in self._said.items() if gate.is_forged(one.document for one in said.values())}
+        documents = (sealed.document for sealed in contributions)
+        return [Entry(path=one.path, peer=one.author) for one in documents if one.work in forged]
 
     def expel(self, sealed: Sealed[Contribution], reason: Reason) -> None:
         """It was refused; the next version tells why, unless it is a copy: what is said of that is the original's."""

@@ -208,6 +208,10 @@ class Round:
         state = follow(ROUND_TRANSITIONS, self.state, event)
         return replace(self, state=state, grace_from_s=now_s if state is RoundState.GRACE else self.grace_from_s)
 
+    def but(self, entries: Collection[Entry]) -> Round:
+        """The same round, as if these were not in."""
+        return replace(self, entries=self.entries - frozenset(entries))
+
     def without(self, refused: Collection[Entry], *, now_s: float) -> Round | None:
         """The open round without this work: others may train its path, for which it waits a whole deadline more. None
         if the round closes all the same: others' work covers the path, or it has waited once already."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from audit_scene import OFF, AuditScene, accusation
-from judging_scene import GOOD, MODULE, OTHER_PATH, PATH
+from judging_scene import BAD, GOOD, MODULE, OTHER_PATH, PATH
 from runtime_harness import TinyLeader, claim
 from tiny_run import signer
 from virtual_time import eventually
@@ -369,6 +369,24 @@ def test_who_waits_for_a_version_is_told_at_once_that_a_path_is_free_again(audit
         again = await on.push(other, GOOD, path=PATH)
         await on.version(1)
         assert again in on.counted()
+
+    audit_scene(act)
+
+
+def test_what_auditors_caught_is_told_before_the_round_could_close(audit_scene: Play) -> None:
+    """Attack, seed 2 of `benchmarks.attack flip`: a round waited for an idle claim, and meanwhile whoever took the
+    forger's path over saw it in there, and trained it for the other modules alone."""
+
+    async def act(on: AuditScene) -> None:
+        forger = await on.forger()
+        await on.push(forger, GOOD)
+        entry = Entry(path=PATH, peer=forger.swarm.peer)
+        assert on.owner.open_round().has(PATH)
+        await eventually(lambda: entry in on.owner.open_round().refused)
+        assert not on.owner.open_round().has(PATH) and on.owner.head.version == 0
+        other = await on.author(61)
+        await on.push(other, BAD)  # not a copy
+        assert on.owner.open_round().entries == (Entry(path=PATH, peer=other.swarm.peer),)
 
     audit_scene(act)
 

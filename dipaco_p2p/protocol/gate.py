@@ -7,9 +7,9 @@ appraisals of a round is decided here, by the leader and by everyone who makes t
 - Work is **harmful** if the loss rises, by three standard errors of a paired test: honest work may end a little past
   the best point, since momentum carries a module there.
 - It gains **too little** if that is significantly less than a quarter of what is usual in the round, for as many
-  tokens. So nothing that only looks like work takes weight from work. Where the chain knows fewer
-  than KNOWN_MIN authors, strangers' work that gains nothing is too little beside others' that surely gains: beside one
-  other author a stranger says what is usual.
+  tokens. So nothing that only looks like work takes weight from work. Where the chain knows fewer than KNOWN_MIN
+  authors, strangers' work that gains nothing is too little beside others' that surely gains: else a stranger beside one
+  other author says what is usual.
 - One judge may be a friend of the author, or an enemy: two must agree to refuse, or the coordinator says so. While
   they do not agree, and it is away, work counts only of those whom the chain knows.
 - If most of those whom the chain knows would be refused, the run has a problem and not the peers: none of them is.

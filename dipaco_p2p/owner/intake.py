@@ -66,6 +66,11 @@ class Intake:
             for share in sealed.document.shares:
                 self._contributed[share.peer, share.path, share.base_version] = share.contribution
 
+    @property
+    def works(self) -> list[Sealed[Contribution]]:
+        """What will be in the next version."""
+        return [item.sealed for item in self.admitted.values()]
+
     def judge(
         self,
         sender: PeerId,
@@ -150,13 +155,21 @@ class Intake:
         }
 
     def hold(
-        self, contribution: Contribution, *, since_s: float | None, before: Sequence[PeerId], arrivals: Arrivals
+        self,
+        contribution: Contribution,
+        *,
+        since_s: float | None,
+        before: Sequence[PeerId],
+        arrivals: Arrivals,
+        refused: Collection[Entry] = (),
     ) -> Hold:
-        """What is known of the claim behind a contribution, which its author has `since_s`, after those `before`."""
+        """What is known of the claim behind a contribution, which its author has `since_s`, after those `before`; what
+        is `refused`, or will be, covers no path."""
         author, path, base = contribution.author, contribution.path, contribution.base_version
         # Not what only arrives: anybody may send that.
         work = [(key[0], key[1]) for key, id_ in self._contributed.items() if key[2] == base and self.has(id_)]
-        is_in = any(peer != author and known == path for peer, known in work)
+        others = {peer for peer, known in work if known == path and peer != author}
+        is_in = any(Entry(path=path, peer=peer) not in refused for peer in others)
         # In a run's first round nobody could have worked.
         known = self._ledger.workers_on(path) if base else self._run.manifest.workers or before
         return Hold(
@@ -202,7 +215,8 @@ async def require_claim(
     order = ranking(path, node.watch.claims[path])
     order = [peer for peer in order if Entry(path=path, peer=peer) not in refused]
     before = order[: order.index(author)] if author in order else order
-    hold = intake.hold(contribution, since_s=since_s, before=before, arrivals=timing.arrivals)
+    arrivals = timing.arrivals
+    hold = intake.hold(contribution, since_s=since_s, before=before, arrivals=arrivals, refused=refused)
     verdict = judge_claim(contribution, hold, now_s=node.clock.now_s(), deadline_s=timing.deadline_s())
     if verdict.reason is not None:
         raise Refused(verdict.detail, reason=verdict.reason)

@@ -205,7 +205,7 @@ class Leader:
     def open_round(self) -> OpenRound:
         """What is in, of the version that trainers may see; what auditors caught may be done by others meanwhile."""
         self._require_leading()
-        caught = self.trials.caught(item.sealed for item in self._intake.admitted.values())
+        caught = self.trials.caught(self._intake.works)
         known, refused = self._round.but(caught), [*self.trials.refused_lately(), *caught]
         told = partial(told_round, self._node, known, self._ledger.versions, published=self._published)
         return told(timing=self._chain.timing, refused=refused)
@@ -228,7 +228,7 @@ class Leader:
             raise Refused("upload the payload first", reason=Reason.PAYLOAD_MISSING) from None
         self._intake.judge(sender, sealed, norm=measured.norm)
         if not is_promised:
-            refused = self.trials.refused_lately()
+            refused = self.trials.refused_lately() + self.trials.caught(self._intake.works)
             await require_claim(self._node, self._intake, sealed.document, self._chain.timing, refused)
         self._intake.require_original(sealed, measured, has_receipt=is_promised)
         with tried(self._chain, sealed, stays=lambda: self._intake.has(sealed.id) or not self.is_leading):
@@ -337,7 +337,7 @@ class Leader:
     async def _close(self, closed: Round) -> None:
         """Make the next version of what may count. Where work is refused, its path may come by others' work instead."""
         copies = await asyncio.to_thread(self._intake.copies)
-        admitted = [item.sealed for item in self._intake.admitted.values()]
+        admitted = self._intake.works
         judged = [sealed for sealed in admitted if sealed.id not in copies]
         self._verdicts = self.trials.verdicts(judged)  # of a copy nobody is to say that it was repeated
         reasons = copies | self.trials.refused(judged, self._verdicts)

@@ -187,6 +187,10 @@ class Assignment:
         self._done.update({base.module: base.version for base in bases if base.version < self._rounds()})
         self.inherited = frozenset()
 
+    def covered(self, module: ModuleId, version: int) -> None:
+        """The module's leader refused our work from this version since that of others is in."""
+        self._others[module] = version
+
     def doubt(self, rounds: dict[ModuleId, OpenRound]) -> None:
         """Learn from the open `rounds` of modules that stand still which of them lack the path: it is to be trained
         again there, whatever we believed to have contributed."""

@@ -244,6 +244,8 @@ class Contributor:
         reason = await self._push(contribution, gradient.payload)
         if reason is None:
             assignment.trainer.keep(gradient)
+        elif reason == Reason.COVERED:
+            assignment.covered(contribution.module, contribution.base_version)
         return reason
 
     async def _push(self, contribution: Contribution, payload: bytes) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -387,6 +388,29 @@ def test_what_auditors_caught_is_told_before_the_round_could_close(audit_scene: 
         other = await on.author(61)
         await on.push(other, BAD)  # not a copy
         assert on.owner.open_round().entries == (Entry(path=PATH, peer=other.swarm.peer),)
+
+    audit_scene(act)
+
+
+def test_what_auditors_caught_covers_no_path(audit_scene: Play) -> None:
+    """Attack, seed 0 of `benchmarks.attack permuted` on five domains: whoever came to the forger's path as its second
+    one was refused, and the module waited 21 s for nobody."""
+
+    async def act(on: AuditScene) -> None:
+        forger, other = await on.forger(), await on.author(61)
+        on.auditors.may_end.clear()
+        await on.push(other, GOOD, path=OTHER_PATH)
+        await on.push(forger, 2 * GOOD)
+        with pytest.raises(Refused) as caught:
+            await on.push(other, BAD)
+        assert caught.value.reason == Reason.COVERED
+        document, arrivals = (await on.work(other, BAD)).document, on.leader.chain.timing.arrivals
+        hold = partial(on.owner._intake.hold, document, since_s=0.0, before=(), arrivals=arrivals)
+        entry = Entry(path=PATH, peer=forger.swarm.peer)
+        assert hold().is_covered and not hold(refused=[entry]).is_covered
+        on.auditors.may_end.set()
+        await eventually(lambda: entry in on.owner.open_round().refused)
+        await on.push(other, BAD)
 
     audit_scene(act)
 

@@ -263,9 +263,13 @@ async def test_a_later_claimant_of_a_path_hears_as_well_that_others_work_was_ref
         assignment.begin(rounds, me=node.swarm.peer, is_alone=False, from_round=1, left_until_s=1e9)
         assignment.take_up(is_alone=True, now_s=0.0)
         assert not assignment.missing, "the round has the path"
-        first = path.modules()[0]
+        first, second, _ = path.modules()
         assignment.heard({first: OpenRound(version=0, refused=(forged,))})
         assert assignment.missing == {first}
+        assignment.contributed(assignment.bases)
+        assignment.covered(second, 0)
+        assignment.heard({second: OpenRound(version=0, refused=(forged,))})
+        assert assignment.missing == {second}, "which said that others cover the path"
 
 
 @pytest.mark.parametrize(("progress", "others", "first"), [(0, 0, 0), (0, 3, 0), (4, 0, 4), (4, 1, 5)])

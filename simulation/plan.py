@@ -86,7 +86,6 @@ class Plan:
     is_narrow: bool = False
     """Whether peers know as little of each other as in a swarm of thousands: buckets split when they have a few
     members, and nobody reads the swarm whole."""
-
     earlier: int = 0
     """So many of the first volunteers worked in a stage before."""
 

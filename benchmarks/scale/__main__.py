@@ -56,7 +56,7 @@ def _count(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _check(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Real processes beside the model of the same rounds."""
+    """Real processes beside the model at their pace."""
     from dipaco_p2p.program.console import run_program
 
     from .real import HOURS, Real, count_real, model_of

@@ -206,9 +206,9 @@ class Leader:
         """What is in, of the version that trainers may see; what auditors caught may be done by others meanwhile."""
         self._require_leading()
         caught = self.trials.caught(self._intake.works)
-        known, refused = self._round.but(caught), [*self.trials.refused_lately(), *caught]
-        told = partial(told_round, self._node, known, self._ledger.versions, published=self._published)
-        return told(timing=self._chain.timing, refused=refused)
+        open_, versions, timing = self._round.but(caught), self._ledger.versions, self._chain.timing
+        refused = [*self.trials.refused_lately(), *caught]
+        return told_round(self._node, open_, versions, published=self._published, timing=timing, refused=refused)
 
     def receipts(self) -> dict[str, Sealed[Receipt]]:
         """By contribution: of the open round and the ones before."""

@@ -117,7 +117,7 @@ class Trials:
         """Raise Refused for work in place of what was refused a moment ago: judges have better to do. Later it may be
         tried again, for they may have been wrong."""
         author = contribution.author
-        if author in {*self._caught, *self._chain.chains.forgers} or self._standing(author).is_out:
+        if author in self._caught | self._chain.chains.forgers or self._standing(author).is_out:
             # It is told of at once, so that others train the path meanwhile.
             self._refused[Entry(path=contribution.path, peer=author)] = self._chain.ledger.head.version
             raise Refused("auditors could not repeat what you handed in lately", reason=Reason.NOT_REPEATED)
@@ -201,7 +201,7 @@ class Trials:
         oldest = ledger.head.version - VERSIONS_TOLD
         self._refused = {entry: version for entry, version in self._refused.items() if version >= oldest}
         found = dict.fromkeys(self._refused)
-        for peer in {*self._chain.chains.forgers, *self._caught}:
+        for peer in self._caught | self._chain.chains.forgers:
             if (path := watch.sightings.claimed(peer)) is not None and self._chain.module in path.modules():
                 found[Entry(path=path, peer=peer)] = None
         return list(found)

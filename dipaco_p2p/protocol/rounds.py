@@ -215,7 +215,7 @@ class Round:
     def without(self, refused: Collection[Entry], *, now_s: float) -> Round | None:
         """The open round without this work: others may train its path, for which it waits a whole deadline more. None
         if the round closes all the same: others' work covers the path, or it has waited once already."""
-        left = self.entries - frozenset(refused)
+        left = self.but(refused).entries
         is_missed = self.paths > {entry.path for entry in left}
         if self.was_refused or not is_missed:
             return None

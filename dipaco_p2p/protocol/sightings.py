@@ -87,9 +87,11 @@ class _Path:
 
     untrained_s: float = math.inf
     """Since when it can be trained, as far as we were told, and nobody trained it; infinite while it cannot be."""
-    due: tuple[int, float] = (-1, math.inf)
-    """Since when it can be trained at this progress, whoever trains it meanwhile: work that some of its modules have,
-    or that is refused later, is no reason to wait longer for those who never worked."""
+    due_progress: int = -1
+    """The progress at which it could be trained last."""
+    due_since_s: float = math.inf
+    """Since when it could be trained at that, whoever trained it meanwhile: work that some of its modules have, or that
+    is refused later, is no reason to wait longer for those who never worked."""
     worked: dict[ModuleId, int] = field(default_factory=dict)
     """The newest version of each module that anybody's work on this path went into."""
     ask_s: float = -math.inf
@@ -106,7 +108,7 @@ class _Path:
     @property
     def due_s(self) -> float:
         """Since when newcomers could have trained it; infinite while nobody can."""
-        return self.due[1] if self.untrained_s < math.inf else math.inf
+        return self.due_since_s if self.untrained_s < math.inf else math.inf
 
 
 class Sightings:
@@ -168,10 +170,10 @@ class Sightings:
             known = self._paths.setdefault(path, _Path())
             known.progress = how_far.progress
             is_new = any([_is_new(known.worked, versions) for versions in works[path].values()])
-            if how_far.is_due and known.due[0] != how_far.progress:
-                if 0 <= known.due[0] < how_far.progress and known.weigh <= self._crowd:
-                    ended_s[path] = known.due[1]
-                known.due = how_far.progress, now_s
+            if how_far.is_due and known.due_progress != how_far.progress:
+                if 0 <= known.due_progress < how_far.progress and known.weigh <= self._crowd:
+                    ended_s[path] = known.due_since_s
+                known.due_progress, known.due_since_s = how_far.progress, now_s
             if not how_far.is_due:
                 known.untrained_s = math.inf
             elif is_new or math.isinf(known.untrained_s):
@@ -215,7 +217,7 @@ class Sightings:
     def excuse(self, path: PathId, *, ask_s: float) -> None:
         """Nobody can work on `path` now, or we cannot know; the leaders should be asked again at `ask_s`."""
         known = self._paths.setdefault(path, _Path())
-        known.untrained_s, known.due = math.inf, (-1, math.inf)
+        known.untrained_s, known.due_progress = math.inf, -1
         known.ask_s = ask_s
 
     def _see(self, peer: PeerId, claim: Claim, *, seen_s: float, now_s: float) -> _Sight:

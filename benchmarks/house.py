@@ -226,15 +226,19 @@ def played() -> list[Call]:
 def trips(calls: list[Call]) -> Iterator[str]:
     """The files that the three pieces of work ran, as lines of text."""
 
-    def following(part: str, before: Call, of: int = 0) -> Call:
-        return next(call for call in calls[calls.index(before) + 1 :] if call.part == part and of in (0, call.of))
+    def following(before: Call, part: str) -> Iterator[Call]:
+        return (call for call in calls[calls.index(before) + 1 :] if call.part == part)
 
     def longest(part: str) -> Call:
         return max((call for call in calls if call.part == part), key=lambda call: len(call.files))
 
-    inner = following("inner", first := next(call for call in calls if call.part == "contribute"), first.of)
-    admit = following("admit", contribute := following("contribute", inner, inner.of))
-    yield _trip("outer gradient", [inner, contribute, admit, following("close", admit, admit.of)])
+    first = next(call for call in calls if call.part == "contribute")
+    inner = next(call for call in following(first, "inner") if call.of == first.of)
+    contribute = next(call for call in following(inner, "contribute") if call.of == first.of)
+    # The first that is admitted where a round is closed afterwards: a peer that no longer leads admits nothing.
+    closings = ((admit, close) for admit in following(contribute, "admit") for close in following(admit, "close"))
+    admit, close = next((admit, close) for admit, close in closings if admit.of == close.of)
+    yield _trip("outer gradient", [inner, contribute, admit, close])
     yield _trip("path claim", [longest("claim")])
     yield _trip("version's row", list(map(longest, ("pull", "write", "snapshot", "page"))), folder="leaderboard/")
 

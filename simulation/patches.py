@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -30,3 +31,56 @@ class Patches:
     def replace_everywhere(self, name: str, original: object, changed: object) -> None:
         """As `replace`, in every module of the programs that imported `original` under this name."""
         replace_everywhere(self._stack, name, original, changed)
+
+
+Plant = Callable[[Patches], None]
+Change = tuple[Any, str, Callable[[Any], Any]]
+"""Of what, which attribute, and `make(original)`, which gives what takes its place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One error, and where to look for it."""
+
+    plant: Plant
+    faults: tuple[str, ...] = ()
+    """The faults under which it shows soonest; empty for all."""
+
+
+class Catalogue:
+    """Errors by name."""
+
+    def __init__(self) -> None:
+        self.mutants: dict[str, Mutant] = {}
+
+    def mutant(self, name: str, *, faults: tuple[str, ...] = ()) -> Callable[[Plant], Plant]:
+        """Register an error under its name."""
+
+        def register(plant: Plant) -> Plant:
+            self.mutants[name] = Mutant(plant=plant, faults=faults)
+            return plant
+
+        return register
+
+    def replacing(self, name: str, *changes: Change, faults: tuple[str, ...]) -> None:
+        """Register an error that only replaces attributes."""
+
+        def plant(patches: Patches) -> None:
+            for home, attribute, make in changes:
+                patches.replace(home, attribute, make)
+
+        self.mutant(name, faults=faults)(plant)
+
+
+def nothing(original: Any) -> Callable[..., None]:
+    """Takes the place of a function that then does nothing."""
+    return lambda *parts, **named: None
+
+
+def always(value: Any) -> Callable[[Any], Callable[..., Any]]:
+    """Takes the place of a function that then gives this."""
+    return lambda original: lambda *parts, **named: value
+
+
+async def done(*parts: Any, **named: Any) -> None:
+    """Nothing, and at once."""

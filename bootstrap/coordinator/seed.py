@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -80,6 +81,7 @@ async def start(file: RunFile, folder: Path, wishes: Wishes, *, verbose: bool) -
         control = Control()
         view = View(folder, SystemClock())
         view.add_verbs(control)
+        gc.freeze()  # what was imported stays: it need not be looked through again and again
         async with (
             listening(folder, Request, control.answer),
             metrics_served(wishes.metrics, view.metrics) as address,

@@ -44,7 +44,7 @@ from .run import Run
 
 log = logging.getLogger(__name__)
 
-GETS_AT_ONCE = 8
+ASKED_AT_ONCE = 32  # keys or leaders; what keys want of one DHT node at one moment is one request
 WORKER_TTLS = 3
 """Lives of a heartbeat in which only those who have worked may lead: to gather a chain from slow peers takes a while,
 and they may wait for a version that is lost."""
@@ -75,7 +75,7 @@ class Watch:
         self._run = run
         self._swarm = swarm
         self._clock = clock
-        self._gate = asyncio.Semaphore(GETS_AT_ONCE)
+        self._gate = asyncio.Semaphore(ASKED_AT_ONCE)
         self._begun: dict[asyncio.Task[None], None] = {}
         self.neighbourhood = neighbourhood
         self.concerns = Concerns(run, clock, neighbourhood)

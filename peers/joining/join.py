@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Sequence
 from functools import partial
 
@@ -54,6 +55,7 @@ async def join(
     device = torch_device(config.device)
     use_threads(config.threads)
     control = Control(config, SystemClock())
+    gc.freeze()  # what was imported stays: it need not be looked through again and again
     with folder_lock(config.home, hint=LOCKED_HINT):
         async with listening(config.home, Request, control.answer):
             await _join(choice, config, control, parts, device=device, is_dry=is_dry, code=code)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
+from collections.abc import Collection
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
+from hivemind.dht.crypto import DHTRecord
+from hivemind.dht.protocol import DHTProtocol as HivemindProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils.timed_storage import ValueWithExpiration
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.protocol.records import Record, sign_record
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.hivemind import dht
 from dipaco_p2p.swarm.hivemind.dht import (
+    ANSWER_BYTES_MAX,
+    FIND_KEYS,
     KEY_BYTES_MAX,
     MESSAGE_BYTES_MAX,
     STORE_KEYS_MAX,
@@ -153,3 +163,95 @@ def test_what_is_handed_over_goes_in_parts_that_fit_into_a_message() -> None:
     assert [value for part in parts for value in part] == values
     assert max(map(len, parts)) <= STORE_KEYS_MAX
     assert all(len(MSGPackSerializer.dumps(part)) < MESSAGE_BYTES_MAX for part in parts)
+
+
+class Asked:
+    """Another node, and what it is asked for at once; it knows nothing under most keys."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls, self.answers = list[tuple[str, int]](), True
+
+        async def call_find(protocol: Protocol, peer: str, keys: Collection[DHTID]) -> Any:
+            self.calls.append((peer, len(keys)))
+            return {key: (None, {}) for key in keys} if self.answers else None
+
+        monkeypatch.setattr(HivemindProtocol, "call_find", call_find)
+        self.protocol = Protocol(_initialized_with_create=True)
+
+    async def find(self, peer: str, *keys: DHTID) -> Any:
+        return await self.protocol.call_find(peer, keys)  # type: ignore[arg-type]
+
+
+KEYS = [place(f"{number}") for number in range(14)]
+
+
+async def test_what_searches_want_of_a_node_at_one_moment_goes_there_in_one_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = Asked(monkeypatch)
+    answers = await asyncio.gather(*(asked.find("a", key) for key in (*KEYS, KEYS[13])), asked.find("b", KEYS[0]))
+    assert [list(each) for each in answers] == [[key] for key in (*KEYS, KEYS[13], KEYS[0])]
+    assert sorted(asked.calls) == [("a", 2), ("a", FIND_KEYS), ("a", FIND_KEYS), ("b", 1)]
+    assert await asked.find("a", KEYS[0]) == {KEYS[0]: (None, {})}
+    assert asked.calls[-1] == ("a", 1) and not asked.protocol._requests
+    full = dictionary_of(*(entry(number, text="x" * 700) for number in range(1, 300)))
+    assert FIND_KEYS * len(MSGPackSerializer.dumps(full)) < ANSWER_BYTES_MAX
+
+
+async def test_of_a_node_that_does_not_answer_no_search_hears_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(monkeypatch)
+    asked.answers = False
+    assert await asyncio.gather(*(asked.find("a", key) for key in KEYS[:3])) == [None, None, None]
+    assert asked.calls == [("a", 3)]
+
+
+async def test_a_search_that_is_given_up_takes_the_answer_from_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(monkeypatch)
+    first, second = (asyncio.create_task(asked.find("a", key)) for key in KEYS[:2])
+    for _ in range(3):  # both have joined the request
+        await asyncio.sleep(0)
+    first.cancel()
+    assert await second == {KEYS[1]: (None, {})} and first.cancelled()
+    assert asked.calls == [("a", 2)]
+
+
+async def test_whoever_asks_for_more_than_fits_into_a_message_hears_so() -> None:
+    """Attack: hivemind fails to refuse it, so whoever asked waits in vain, and the answer stays in memory."""
+    protocol = Protocol(_initialized_with_create=True)
+    protocol.storage, protocol.cache, protocol.node_info = Storage(new_guard()), Storage(new_guard()), None
+    protocol.routing_table = SimpleNamespace(get_nearest_neighbors=lambda *_, **__: [])
+    protocol.bucket_size = 20
+    full = dictionary_of(*(entry(number, text="x" * 700) for number in range(1, 300)))
+    keys = [place(f"{number}") for number in range(9)]
+    protocol.storage.get = lambda key: ValueWithExpiration(full, 0.0)
+    asker = dht_pb2.NodeInfo(node_id=place("asker").to_bytes())
+
+    async def sizes(count: int) -> int:
+        request = dht_pb2.FindRequest(keys=[key.to_bytes() for key in keys[:count]], peer=asker)
+        with mock.patch.object(Protocol, "rpc_ping", mock.AsyncMock()):
+            return len((await protocol.rpc_find(request, mock.Mock())).results)
+
+    assert await sizes(FIND_KEYS) == FIND_KEYS
+    with pytest.raises(ValueError, match="too long an answer"):
+        await sizes(9)
+
+
+def test_an_entry_whose_owner_is_a_dictionary_is_not_stored() -> None:
+    """Attack: hivemind stores it and cannot read it again, so it voids every answer with what else is asked for."""
+    validator, owner = _Validator(new_guard()), MSGPackSerializer.dumps(DictionaryDHTValue())
+    value, expires_s = MSGPackSerializer.dumps(b"x"), time.time() + 30
+
+    def judged(subkey: bytes) -> bool:
+        return validator.validate(DHTRecord(hash_key("of another run"), subkey, value, expires_s))
+
+    assert judged(MSGPackSerializer.dumps("peer")) and not judged(owner)
+    poisoned = DictionaryDHTValue()
+    poisoned.store(MSGPackSerializer.loads(owner), value, expires_s)
+    with pytest.raises(ValueError, match="extensions inside extensions"):
+        dht._loads(MSGPackSerializer.dumps(poisoned))
+
+
+def test_a_peers_id_is_spelt_out_once_and_not_if_it_is_long() -> None:
+    assert dht._peer_id(b"x" * 38) is dht._peer_id(b"x" * 38)
+    with pytest.raises(ValueError, match="10000 bytes"):
+        dht._peer_id(b"x" * 10_000)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
@@ -21,6 +22,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
+from google.protobuf.proto import serialize_length_prefixed
 from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
@@ -122,10 +124,10 @@ async def read_message(kind: type[Any], reader: StreamReader) -> Any:
 
 
 async def write_message(writer: StreamWriter, message: Any) -> None:
-    data = message.SerializeToString()
-    assert len(data) < 2**14, "its length is a varint of at most two bytes"
-    prefix = [len(data)] if len(data) < 128 else [len(data) & 127 | 128, len(data) >> 7]
-    writer.write(bytes(prefix) + data)
+    """A message after its length, in one piece."""
+    with io.BytesIO() as buffer:
+        serialize_length_prefixed(message, buffer)
+        writer.write(buffer.getvalue())
     await writer.drain()
 
 

@@ -43,10 +43,10 @@ from ..dialling import Dialling
 from ..frames import Caller, Dispatcher
 from ..record_cache import RecordCache
 from ..relay_slots import RelayLimits, Slots
-from . import p2pd
+from . import dht, p2pd
 from .circuits import HOP, Relay
 from .daemon import cannot_join, long_backlog, sweep_stale_sockets, wait_port_free
-from .dht import RPC_TIMEOUT_S, create_node, hash_key, install
+from .dht import RPC_TIMEOUT_S, create_node, hash_key
 from .guard import RecordGuard
 from .p2pd import CLOSE_TIMEOUT_S, DIAL_TIMEOUT_S, PROTOCOL, P2pd, Stream
 from .reservations import Reservations
@@ -88,7 +88,8 @@ async def open_libp2p(
     Raises ConfigError (a malformed address), Unreachable (none of the peers answers), EnvironmentUnfit (a taken
     port, a wrong clock, an unsafe key file), IntegrityError (a malformed key file).
     """
-    install()
+    dht.install()
+    p2pd.install()
     host, port = read_place(listen)
     for place in announce:
         read_place(place)

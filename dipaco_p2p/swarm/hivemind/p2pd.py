@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings import control
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
-from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe, write_pbmsg
+from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
@@ -18,7 +19,7 @@ from ...errors import EnvironmentUnfit
 from ...protocol.signing import PeerId
 from ..addresses import Address
 from ..dialling import Dialling
-from .circuits import place_bytes
+from .circuits import place_bytes, write_message
 from .daemon import daemons_apart, places_to_listen
 from .dht import MESSAGE_BYTES_MAX
 
@@ -29,6 +30,12 @@ CLOSE_TIMEOUT_S = 3.0
 
 Stream = tuple[StreamReader, StreamWriter, str]
 """Both ends, and where the connection that it goes over leads to."""
+
+
+def install() -> None:
+    """Make hivemind, in this whole process, write what it tells the daemon in one piece: it writes the length byte by
+    byte, and each is a system call here and wakes the daemon. Calling it again does nothing."""
+    control.write_pbmsg = write_message
 
 
 class P2pd:
@@ -92,7 +99,7 @@ class P2pd:
     async def _ask(self, request: Any) -> tuple[StreamReader, StreamWriter, Any]:
         reader, writer = await self._connector.open_connection()
         try:
-            await write_pbmsg(writer, request)
+            await write_message(writer, request)
             response = p2pd_pb2.Response()
             await read_pbmsg_safe(reader, response)
             raise_if_failed(response)

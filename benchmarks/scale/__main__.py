@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import sys
 import tempfile
 import time
@@ -70,14 +71,16 @@ def _check(options: argparse.Namespace) -> list[dict[str, Any]]:
         parts = [f"{name} {seen:,.0f} {value:,.0f} {value / seen:.2f}" for name, seen, value in beside]
         cadence = f"a version each {real.cadence_s:.0f} s, {3600 * HOURS / max(model.rounds, 1):.0f} s"
         print(f"{real.volunteers:10d}  {cadence}  " + "  ".join(parts), flush=True)
+        spent = f"{real.processor:.1%} of a core, {real.memory_bytes / 2**20:.0f} MiB"
+        print(f"            beside inner steps {spent}, {real.daemon_bytes / 1e6:.2f} MB a minute", flush=True)
         return asdict(real) | {"model": pairs}
 
     async def run() -> None:
-        with tempfile.TemporaryDirectory(prefix="dipaco-scale-") as name:
-            for size in options.real:
-                work = Path(name) / str(size)
-                limits = {"minutes": options.minutes, "warm_up_s": options.warm_up_s}
-                told.append(beside_model(await count_real(size, grid=options.grid, work=work, **limits)))
+        limits = {"minutes": options.minutes, "warm_up_s": options.warm_up_s}
+        for size in options.real:
+            work = Path(tempfile.mkdtemp(prefix="dipaco-scale-")) / str(size)
+            told.append(beside_model(await count_real(size, grid=options.grid, work=work, **limits)))
+            shutil.rmtree(work.parent)  # after an error its logs are wanted
 
     print("real processes, a minute of the median volunteer that leads nothing; the model; the model by the processes:")
     if code := run_program(run):

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import memory_bytes
 from benchmarks.swarm_faults.churn import write_run_file
 from benchmarks.swarm_faults.evidence import read_events
 from benchmarks.swarm_faults.schedule import volunteers
@@ -21,16 +22,21 @@ from bootstrap.progress import stage
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.program.control.client import ask
 from peers.control.control import Request
+from peers.governor.machine import PROC, TICKS, cpu_of, descendants
 
 from .churned import Churn
 from .costs import Figures, Pace
 from .counted import ROUNDS, TTL_S
 from .model import Swarm
 
-STEPS = 60
-"""Of one short sequence each: with 300, training alone kept two cores busy with 24 volunteers, and modules changed
+STEPS = 30
+"""Of one short sequence each."""
+DEADLINE_S = 300.0
+CPU_SHARE = 0.9
+"""Of all cores, that the volunteers have together: with all of them, those that lead are not heard, and modules change
 hands for want of heartbeats."""
-DEADLINE_S = 150.0
+PAUSE_S = 6.0
+"""Between two starts: a start takes twelve seconds of a core."""
 ASK_S = 30.0
 HOURS, HALVINGS = 0.5, 10
 COUNTED = {
@@ -53,6 +59,18 @@ ENDS = "embedding = true\nhead = true\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """By one volunteer with its daemon, without its inner steps."""
+
+    cpu_s: float
+    """Of the program's main thread and of the daemon."""
+    memory_bytes: int
+    """PSS."""
+    daemon_bytes: float
+    """That the daemon read and wrote, of others and of the program itself: about twice what the line carried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Real:
     """What one swarm of processes did, a minute."""
 
@@ -61,6 +79,11 @@ class Real:
     busiest: dict[str, float]
     cadence_s: float
     """Between two versions of a module, on the whole."""
+    processor: float
+    """Of one core, beside inner steps."""
+    memory_bytes: float
+    daemon_bytes: float
+    """A minute."""
     ordinary: int
     """Volunteers that led nothing, whose median is told; all, if everybody led something."""
 
@@ -68,7 +91,7 @@ class Real:
 async def count_real(peers: int, *, grid: Sequence[int], minutes: float, warm_up_s: float, work: Path) -> Real:
     """Start so many, wait for each one's first receipt and for the warm-up, and count. Raises DipacoError."""
     write_run(work / "run.toml", peers, grid)
-    swarm = LocalSwarm(work, work / "run.toml")
+    swarm = LocalSwarm(work, work / "run.toml", paced=("--cpu", f"{CPU_SHARE / peers:.3f}"), pause_s=PAUSE_S)
     try:
         await swarm.open()
         names = volunteers(peers)
@@ -76,9 +99,10 @@ async def count_real(peers: int, *, grid: Sequence[int], minutes: float, warm_up
         with stage(f"Counting {peers} volunteers", total=round(warm_up_s + 60 * minutes)) as advance:
             began_s = time.time()
             await _wait(warm_up_s, swarm, advance, began_s)
-            first, first_s = await _ask(swarm, names), time.time()
+            first, before, first_s = await _ask(swarm, names), _spent(swarm, names), time.time()
             await _wait(60 * minutes, swarm, advance, began_s)
             last, span_s = await _ask(swarm, names), time.time() - first_s
+            after = _spent(swarm, names)
     finally:
         await swarm.end()
     counts = {
@@ -90,11 +114,18 @@ async def count_real(peers: int, *, grid: Sequence[int], minutes: float, warm_up
     versions = sum(event.ev == "archived" and 0 <= event.t_s - first_s < span_s for event in events)
     if not versions:
         raise DipacoError(f"no module had a version in {span_s:.0f} s", hint="count for longer: --minutes")
+
+    def median_of(amount: Callable[[str], float]) -> float:
+        return statistics.median(map(amount, ordinary))
+
     return Real(
         volunteers=peers,
         median={what: statistics.median(counts[name][what] for name in ordinary) for what in COUNTED},
         busiest={what: max(each[what] for each in counts.values()) for what in COUNTED},
         cadence_s=span_s * sum(grid) / versions,
+        processor=median_of(lambda name: (after[name].cpu_s - before[name].cpu_s) / span_s),
+        memory_bytes=median_of(lambda name: after[name].memory_bytes),
+        daemon_bytes=median_of(lambda name: 60 * (after[name].daemon_bytes - before[name].daemon_bytes) / span_s),
         ordinary=len(ordinary),
     )
 
@@ -137,6 +168,32 @@ async def _wait(duration_s: float, swarm: LocalSwarm, advance: Any, began_s: flo
         swarm.require_up()
         advance(round(time.time() - began_s))
         await asyncio.sleep(1)
+
+
+def _spent(swarm: LocalSwarm, names: Sequence[str]) -> dict[str, Spent]:
+    """By each, since it began."""
+    found = {}
+    for name in names:
+        pid = swarm.members[name].process.pid
+        daemons = list(descendants(pid))
+        found[name] = Spent(
+            cpu_s=_main_thread_s(pid) + sum(map(cpu_of, daemons)),
+            memory_bytes=sum(memory_bytes(one, "Pss", file="smaps_rollup") for one in (pid, *daemons)),
+            daemon_bytes=sum(map(_passed_bytes, daemons)),
+        )
+    return found
+
+
+def _main_thread_s(pid: int) -> float:
+    """Its processor time: inner steps have a thread of their own."""
+    user, system = (PROC / f"{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / TICKS
+
+
+def _passed_bytes(pid: int) -> float:
+    """What went through its `read` and `write` (proc(5), io)."""
+    lines = dict(line.split(": ") for line in (PROC / str(pid) / "io").read_text().splitlines())
+    return float(lines["rchar"]) + float(lines["wchar"])
 
 
 async def _ask(swarm: LocalSwarm, names: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -60,6 +60,10 @@ class LocalSwarm:
     address: str = ""
     members: dict[str, Child] = field(default_factory=dict)
     """The newest process of each member."""
+    paced: tuple[str, ...] = ()
+    """Options of volunteers besides the usual ones."""
+    pause_s: float = START_PAUSE_S
+    """Between two starts."""
     done: list[Done] = field(default_factory=list)
     _children: Children = field(default_factory=lambda: Children(threads=1))
 
@@ -120,7 +124,7 @@ class LocalSwarm:
         """Start these volunteers, and wait for each one's first receipt. Raises DipacoError."""
         for name in names:
             await self.start(name)
-            await asyncio.sleep(START_PAUSE_S)
+            await asyncio.sleep(self.pause_s)
         limit_s = START_S + START_EACH_S * len(names)
         deadline_s = time.monotonic() + limit_s
         with stage(f"Starting {len(names)} volunteers in {self.work.name}"):
@@ -155,7 +159,7 @@ class LocalSwarm:
         if name == SEED_NODE:
             program, arguments = "bootstrap.cli", ["start", str(self.run_file), "--dir", str(self.folder)]
         else:
-            arguments = ["join", self.address, "--home", str(self.home(name)), *(options or OPTIONS)]
+            arguments = ["join", self.address, "--home", str(self.home(name)), *(options or (*OPTIONS, *self.paced))]
             program = "peers.cli"
         self.members[name] = await self._children.start(name, program, *arguments, log=self.work / f"{name}.log")
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 import pytest
 from e2e_harness import eventually
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
 from hivemind.proto import dht_pb2
@@ -97,6 +98,37 @@ def test_a_request_for_a_hundred_thousand_keys_is_refused(field: Battlefield) ->
             await rpc(field, target, "rpc_find", dht_pb2.FindRequest(keys=keys), dht_pb2.FindResponse)
         with pytest.raises(P2PHandlerError, match="20000 keys at once"):
             await store(field, target, *[(key, REGULAR, b"\x01", time.time() + 60) for key in keys[:20_000]])
+
+    with field.attacked():
+        for target in (field.seed, field.leader):
+            field.background.run(attack(target))
+
+
+def test_an_entry_that_could_not_be_read_again_is_refused(field: Battlefield) -> None:
+    """Stored, it would void every answer of an honest node with what else is there, and what else is asked for."""
+
+    async def attack(target: Target) -> None:
+        entry = hash_key("foreign"), MSGPackSerializer.dumps(DictionaryDHTValue()), b"\x01", time.time() + JUNK_LIFE_S
+        assert await store(field, target, entry) == [False]
+        assert not await found(field, target, "foreign")
+
+    with field.attacked():
+        for target in (field.seed, field.leader):
+            field.background.run(attack(target))
+
+
+def test_a_request_for_more_than_fits_into_an_answer_is_refused(field: Battlefield) -> None:
+    """hivemind fails to refuse it: whoever asks waits in vain, and the answer stays in memory for good."""
+
+    async def attack(target: Target) -> None:
+        keys, value = [hash_key(f"full {number}") for number in range(12)], msgpack.dumps(b"x" * 1000)
+        for key in keys:
+            entries = [(key, msgpack.dumps(f"{n}"), value, time.time() + JUNK_LIFE_S) for n in range(230)]
+            assert all(await store(field, target, *entries))
+        for _ in range(20):
+            with pytest.raises(P2PHandlerError, match="too long an answer"):
+                await rpc(field, target, "rpc_find", dht_pb2.FindRequest(keys=keys), dht_pb2.FindResponse)
+        await rpc(field, target, "rpc_find", dht_pb2.FindRequest(keys=keys[:6]), dht_pb2.FindResponse)
 
     with field.attacked():
         for target in (field.seed, field.leader):

@@ -329,16 +329,12 @@ def _compact(storage: Any) -> None:
 
 
 @functools.lru_cache(maxsize=KEYS_MAX)
-def _known_peer_id(data: bytes) -> PeerID:
-    """Each answer names the same twenty nodes for each key, and hivemind spells out each of them again."""
-    return PeerID(data)
-
-
 def _peer_id(data: bytes) -> PeerID:
-    """Raises ValueError for one that is too long for a peer's id: to spell it out would take seconds."""
+    """Each answer names the same twenty nodes for each key, and hivemind spells out each of them again. Raises
+    ValueError for one that is too long for a peer's id: to spell that out would take seconds."""
     if len(data) > PEER_ID_BYTES_MAX:
         raise ValueError(f"a peer's id of {len(data)} bytes")
-    return _known_peer_id(data)
+    return PeerID(data)
 
 
 _trusting_loads = MSGPackSerializer.loads

@@ -30,11 +30,10 @@ from dipaco_p2p.swarm.blobs import blobs
 from dipaco_p2p.swarm.record_cache import RecordCache
 
 from .disk import SimulatedDisk
-from .mutants_of_work import FORGETS_COUNTED, OF_WORK
-from .patches import Catalogue, Patches, always, done, nothing
+from .mutants_of_work import FORGETS_COUNTED
+from .patches import MUTANTS, Patches, always, done, mutant, nothing, replacing
 
-OTHERS = Catalogue()
-mutant, replacing = OTHERS.mutant, OTHERS.replacing
+__all__ = ["MUTANTS", "planted"]
 
 OUTAGES = ("power cut", "total outage", "torn write")
 LEADERS_DIE = ("gone for good", "disk loss", "crash")
@@ -259,9 +258,6 @@ replacing(
     (Tally, "check", nothing),
     faults=("loss", "slow", "partition"),
 )
-
-
-MUTANTS = OF_WORK.mutants | OTHERS.mutants
 
 
 @contextlib.contextmanager

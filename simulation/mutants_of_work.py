@@ -22,14 +22,11 @@ from dipaco_p2p.protocol.versions import Tally
 from peers.path.assignment import Assignment
 from peers.path.training import Training
 
-from .patches import Catalogue, Change, Patches, always, done, nothing
+from .patches import Change, Patches, always, done, mutant, nothing, replacing
 
 HOSTILE = ("hostile peer",)
 BRIBED = ("bribed volunteer",)
 FORGING = ("forging volunteer",)
-
-OF_WORK = Catalogue()
-mutant, replacing = OF_WORK.mutant, OF_WORK.replacing
 
 
 def _rules(changed: Callable[[Intake], dict[str, Any]]) -> Change:

@@ -47,29 +47,28 @@ class Mutant:
     """The faults under which it shows soonest; empty for all."""
 
 
-class Catalogue:
-    """Errors by name."""
+MUTANTS: dict[str, Mutant] = {}
+"""By name."""
 
-    def __init__(self) -> None:
-        self.mutants: dict[str, Mutant] = {}
 
-    def mutant(self, name: str, *, faults: tuple[str, ...] = ()) -> Callable[[Plant], Plant]:
-        """Register an error under its name."""
+def mutant(name: str, *, faults: tuple[str, ...] = ()) -> Callable[[Plant], Plant]:
+    """Register an error under its name."""
 
-        def register(plant: Plant) -> Plant:
-            self.mutants[name] = Mutant(plant=plant, faults=faults)
-            return plant
+    def register(plant: Plant) -> Plant:
+        MUTANTS[name] = Mutant(plant=plant, faults=faults)
+        return plant
 
-        return register
+    return register
 
-    def replacing(self, name: str, *changes: Change, faults: tuple[str, ...]) -> None:
-        """Register an error that only replaces attributes."""
 
-        def plant(patches: Patches) -> None:
-            for home, attribute, make in changes:
-                patches.replace(home, attribute, make)
+def replacing(name: str, *changes: Change, faults: tuple[str, ...]) -> None:
+    """Register an error that only replaces attributes."""
 
-        self.mutant(name, faults=faults)(plant)
+    def plant(patches: Patches) -> None:
+        for home, attribute, make in changes:
+            patches.replace(home, attribute, make)
+
+    mutant(name, faults=faults)(plant)
 
 
 def nothing(original: Any) -> Callable[..., None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from benchmarks.processes import memory_bytes
 from benchmarks.swarm_faults.churn import write_run_file
 from benchmarks.swarm_faults.evidence import read_events
 from benchmarks.swarm_faults.schedule import volunteers
-from benchmarks.swarm_faults.swarm import LocalSwarm
+from benchmarks.swarm_faults.swarm import OPTIONS, LocalSwarm
 from bootstrap.progress import stage
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.program.control.client import ask
@@ -45,8 +45,10 @@ COUNTED = {
     "puts": "records_put",
     "asked": "calls_made",
     "answered": "calls_served",
+    "cpu_s": "cpu_s",
+    "daemon_bytes": "daemon_bytes",
 }
-"""In the answer to `status`."""
+"""In the answer to `status`, or what `_spent` adds to it."""
 SETTINGS = {
     "model": {"width": "16", "ffn_width": "32"},
     "inner": {"batch": "1"},
@@ -59,18 +61,6 @@ ENDS = "embedding = true\nhead = true\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """By one volunteer with its daemon, without its inner steps."""
-
-    cpu_s: float
-    """Of the program's main thread and of the daemon."""
-    memory_bytes: int
-    """PSS."""
-    daemon_bytes: float
-    """That the daemon read and wrote, of others and of the program itself: about twice what the line carried."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Real:
     """What one swarm of processes did, a minute."""
 
@@ -79,11 +69,8 @@ class Real:
     busiest: dict[str, float]
     cadence_s: float
     """Between two versions of a module, on the whole."""
-    processor: float
-    """Of one core, beside inner steps."""
     memory_bytes: float
-    daemon_bytes: float
-    """A minute."""
+    """PSS of the median volunteer with its daemon."""
     ordinary: int
     """Volunteers that led nothing, whose median is told; all, if everybody led something."""
 
@@ -91,7 +78,8 @@ class Real:
 async def count_real(peers: int, *, grid: Sequence[int], minutes: float, warm_up_s: float, work: Path) -> Real:
     """Start so many, wait for each one's first receipt and for the warm-up, and count. Raises DipacoError."""
     write_run(work / "run.toml", peers, grid)
-    swarm = LocalSwarm(work, work / "run.toml", paced=("--cpu", f"{CPU_SHARE / peers:.3f}"), pause_s=PAUSE_S)
+    options = (*OPTIONS, "--cpu", f"{CPU_SHARE / peers:.3f}")
+    swarm = LocalSwarm(work, work / "run.toml", options=options, pause_s=PAUSE_S)
     try:
         await swarm.open()
         names = volunteers(peers)
@@ -99,10 +87,9 @@ async def count_real(peers: int, *, grid: Sequence[int], minutes: float, warm_up
         with stage(f"Counting {peers} volunteers", total=round(warm_up_s + 60 * minutes)) as advance:
             began_s = time.time()
             await _wait(warm_up_s, swarm, advance, began_s)
-            first, before, first_s = await _ask(swarm, names), _spent(swarm, names), time.time()
+            first, first_s = await _ask(swarm, names), time.time()
             await _wait(60 * minutes, swarm, advance, began_s)
             last, span_s = await _ask(swarm, names), time.time() - first_s
-            after = _spent(swarm, names)
     finally:
         await swarm.end()
     counts = {
@@ -114,18 +101,12 @@ async def count_real(peers: int, *, grid: Sequence[int], minutes: float, warm_up
     versions = sum(event.ev == "archived" and 0 <= event.t_s - first_s < span_s for event in events)
     if not versions:
         raise DipacoError(f"no module had a version in {span_s:.0f} s", hint="count for longer: --minutes")
-
-    def median_of(amount: Callable[[str], float]) -> float:
-        return statistics.median(map(amount, ordinary))
-
     return Real(
         volunteers=peers,
         median={what: statistics.median(counts[name][what] for name in ordinary) for what in COUNTED},
         busiest={what: max(each[what] for each in counts.values()) for what in COUNTED},
         cadence_s=span_s * sum(grid) / versions,
-        processor=median_of(lambda name: (after[name].cpu_s - before[name].cpu_s) / span_s),
-        memory_bytes=median_of(lambda name: after[name].memory_bytes),
-        daemon_bytes=median_of(lambda name: 60 * (after[name].daemon_bytes - before[name].daemon_bytes) / span_s),
+        memory_bytes=statistics.median(last[name]["memory_bytes"] for name in ordinary),
         ordinary=len(ordinary),
     )
 
@@ -170,18 +151,15 @@ async def _wait(duration_s: float, swarm: LocalSwarm, advance: Any, began_s: flo
         await asyncio.sleep(1)
 
 
-def _spent(swarm: LocalSwarm, names: Sequence[str]) -> dict[str, Spent]:
-    """By each, since it began."""
-    found = {}
-    for name in names:
-        pid = swarm.members[name].process.pid
-        daemons = list(descendants(pid))
-        found[name] = Spent(
-            cpu_s=_main_thread_s(pid) + sum(map(cpu_of, daemons)),
-            memory_bytes=sum(memory_bytes(one, "Pss", file="smaps_rollup") for one in (pid, *daemons)),
-            daemon_bytes=sum(map(_passed_bytes, daemons)),
-        )
-    return found
+def _spent(pid: int) -> dict[str, float]:
+    """By a volunteer with its daemon, beside inner steps. The daemon's bytes are those of others and of the program
+    itself, about twice what the line carries."""
+    daemons = list(descendants(pid))
+    return {
+        "cpu_s": _main_thread_s(pid) + sum(map(cpu_of, daemons)),
+        "memory_bytes": sum(memory_bytes(one, "Pss", file="smaps_rollup") for one in (pid, *daemons)),
+        "daemon_bytes": sum(map(_passed_bytes, daemons)),
+    }
 
 
 def _main_thread_s(pid: int) -> float:
@@ -197,10 +175,11 @@ def _passed_bytes(pid: int) -> float:
 
 
 async def _ask(swarm: LocalSwarm, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The answer of each to `status`. Raises DipacoError."""
+    """The answer of each to `status`, and what it has spent. Raises DipacoError."""
 
     def one(name: str) -> dict[str, Any]:
-        return dict(ask(swarm.home(name), Request(ask="status"), timeout_s=ASK_S).body)
+        told = ask(swarm.home(name), Request(ask="status"), timeout_s=ASK_S).body
+        return told | _spent(swarm.members[name].process.pid)
 
     found = await asyncio.gather(*(asyncio.to_thread(one, name) for name in names))
     return dict(zip(names, found, strict=True))

@@ -60,8 +60,8 @@ class LocalSwarm:
     address: str = ""
     members: dict[str, Child] = field(default_factory=dict)
     """The newest process of each member."""
-    paced: tuple[str, ...] = ()
-    """Options of volunteers besides the usual ones."""
+    options: tuple[str, ...] = OPTIONS
+    """Of volunteers that are started without others."""
     pause_s: float = START_PAUSE_S
     """Between two starts."""
     done: list[Done] = field(default_factory=list)
@@ -159,7 +159,7 @@ class LocalSwarm:
         if name == SEED_NODE:
             program, arguments = "bootstrap.cli", ["start", str(self.run_file), "--dir", str(self.folder)]
         else:
-            arguments = ["join", self.address, "--home", str(self.home(name)), *(options or (*OPTIONS, *self.paced))]
+            arguments = ["join", self.address, "--home", str(self.home(name)), *(options or self.options)]
             program = "peers.cli"
         self.members[name] = await self._children.start(name, program, *arguments, log=self.work / f"{name}.log")
 

@@ -44,7 +44,7 @@ from .run import Run
 
 log = logging.getLogger(__name__)
 
-ASKED_AT_ONCE = 32  # keys or leaders; what keys want of one DHT node at one moment is one request
+ASKED_AT_ONCE = 32  # keys or leaders; keys that are read at one moment share requests
 WORKER_TTLS = 3
 """Lives of a heartbeat in which only those who have worked may lead: to gather a chain from slow peers takes a while,
 and they may wait for a version that is lost."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hivemind.p2p import P2P, PeerID
-from hivemind.p2p.p2p_daemon_bindings import control
+from hivemind.p2p.p2p_daemon_bindings import control as hivemind_control
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.p2p.p2p_daemon_bindings.utils import raise_if_failed, read_pbmsg_safe
 from hivemind.proto import p2pd_pb2
@@ -35,7 +35,7 @@ Stream = tuple[StreamReader, StreamWriter, str]
 def install() -> None:
     """Make hivemind, in this whole process, write what it tells the daemon in one piece: it writes the length byte by
     byte, and each is a system call here and wakes the daemon. Calling it again does nothing."""
-    control.write_pbmsg = write_message
+    hivemind_control.write_pbmsg = write_message
 
 
 class P2pd:

@@ -71,9 +71,14 @@ def _check(options: argparse.Namespace) -> list[dict[str, Any]]:
         parts = [f"{name} {seen:,.0f} {value:,.0f} {value / seen:.2f}" for name, seen, value in beside]
         cadence = f"a version each {real.cadence_s:.0f} s, {3600 * HOURS / max(model.rounds, 1):.0f} s"
         print(f"{real.volunteers:10d}  {cadence}  " + "  ".join(parts), flush=True)
-        core, daemon = real.median["cpu_s"] / 60, real.median["daemon_bytes"] / 1e6
-        spent = f"{core:.1%} of a core, {real.memory_bytes / 2**20:.0f} MiB, {daemon:.2f} MB a minute"
-        print(f"            beside inner steps {spent}", flush=True)
+        spent = (
+            ("beside inner steps", real.median, real.median["cpu_s"]),
+            ("idle in a frozen run", real.idle, real.idle["all_cpu_s"]),
+        )
+        for what, counts, cpu_s in spent:
+            core, daemon = cpu_s / 60, counts["daemon_bytes"] / 1e6
+            print(f"            {what}: {core:.1%} of a core, {daemon:.2f} MB a minute; reads {counts['reads']:,.0f}")
+        print(f"            memory {real.memory_bytes / 2**20:.0f} MiB", flush=True)
         return asdict(real) | {"model": pairs}
 
     async def run() -> None:

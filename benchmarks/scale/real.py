@@ -1,6 +1,7 @@
 """What volunteers read and are asked, as processes on this machine: the counts of their own programs, asked twice.
 
-The model beside them trains as fast as it takes for its modules to have versions as often.
+The model beside them trains as fast as it takes for its modules to have versions as often. Then the run is frozen:
+nobody trains any more, and the same is counted of idle peers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from benchmarks.swarm_faults.churn import write_run_file
 from benchmarks.swarm_faults.evidence import read_events
 from benchmarks.swarm_faults.schedule import volunteers
 from benchmarks.swarm_faults.swarm import OPTIONS, LocalSwarm
+from bootstrap.control.requests import Request as SeedRequest
 from bootstrap.progress import stage
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.program.control.client import ask
@@ -35,8 +37,10 @@ DEADLINE_S = 300.0
 CPU_SHARE = 0.9
 """Of all cores, that the volunteers have together: with all of them, those that lead are not heard, and modules change
 hands for want of heartbeats."""
-PAUSE_S = 6.0
-"""Between two starts: a start takes twelve seconds of a core."""
+IDLE_AFTER_S = 30.0
+"""Until what was under way when the run was frozen is over."""
+PAUSE_S = 12.0
+"""Between two starts, each of which takes twelve seconds of a core: at six, one of 24 could not reach the seed."""
 ASK_S = 30.0
 HOURS, HALVINGS = 0.5, 10
 COUNTED = {
@@ -46,6 +50,7 @@ COUNTED = {
     "asked": "calls_made",
     "answered": "calls_served",
     "cpu_s": "cpu_s",
+    "all_cpu_s": "all_cpu_s",
     "daemon_bytes": "daemon_bytes",
 }
 """In the answer to `status`, or what `_spent` adds to it."""
@@ -71,6 +76,8 @@ class Real:
     """Between two versions of a module, on the whole."""
     memory_bytes: float
     """PSS of the median volunteer with its daemon."""
+    idle: dict[str, float]
+    """As `median`, in the frozen run."""
     ordinary: int
     """Volunteers that led nothing, whose median is told; all, if everybody led something."""
 
@@ -80,34 +87,62 @@ async def count_real(peers: int, *, grid: Sequence[int], minutes: float, warm_up
     write_run(work / "run.toml", peers, grid)
     options = (*OPTIONS, "--cpu", f"{CPU_SHARE / peers:.3f}")
     swarm = LocalSwarm(work, work / "run.toml", options=options, pause_s=PAUSE_S)
+    names = volunteers(peers)
     try:
         await swarm.open()
-        names = volunteers(peers)
         await swarm.begin(names)
-        with stage(f"Counting {peers} volunteers", total=round(warm_up_s + 60 * minutes)) as advance:
+        with stage(f"Counting {peers} volunteers", total=round(warm_up_s + IDLE_AFTER_S + 120 * minutes)) as advance:
             began_s = time.time()
             await _wait(warm_up_s, swarm, advance, began_s)
-            first, first_s = await _ask(swarm, names), time.time()
-            await _wait(60 * minutes, swarm, advance, began_s)
-            last, span_s = await _ask(swarm, names), time.time() - first_s
+            busy = await _count(names, swarm, minutes, advance, began_s)
+            ask(swarm.folder, SeedRequest(ask="freeze", reason="to count idle peers"), timeout_s=ASK_S)
+            await _wait(IDLE_AFTER_S, swarm, advance, began_s)
+            idle = await _count(names, swarm, minutes, advance, began_s)
     finally:
         await swarm.end()
-    counts = {
-        name: {what: 60 * (last[name][key] - first[name][key]) / span_s for what, key in COUNTED.items()}
-        for name in names
-    }
-    ordinary = [name for name in names if not first[name]["leads"] and not last[name]["leads"]] or names
     events = read_events(swarm.folder.glob("*/history.jsonl"))
-    versions = sum(event.ev == "archived" and 0 <= event.t_s - first_s < span_s for event in events)
+    versions = sum(event.ev == "archived" and 0 <= event.t_s - busy.since_s < busy.span_s for event in events)
     if not versions:
-        raise DipacoError(f"no module had a version in {span_s:.0f} s", hint="count for longer: --minutes")
+        raise DipacoError(f"no module had a version in {busy.span_s:.0f} s", hint="count for longer: --minutes")
     return Real(
         volunteers=peers,
-        median={what: statistics.median(counts[name][what] for name in ordinary) for what in COUNTED},
-        busiest={what: max(each[what] for each in counts.values()) for what in COUNTED},
-        cadence_s=span_s * sum(grid) / versions,
+        median=busy.median(),
+        busiest={what: max(each[what] for each in busy.counts.values()) for what in COUNTED},
+        cadence_s=busy.span_s * sum(grid) / versions,
+        memory_bytes=busy.memory_bytes,
+        idle=idle.median(),
+        ordinary=len(busy.ordinary),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counts:
+    """Of one span, a minute."""
+
+    since_s: float
+    span_s: float
+    counts: dict[str, dict[str, float]]
+    ordinary: list[str]
+    memory_bytes: float
+
+    def median(self) -> dict[str, float]:
+        return {what: statistics.median(self.counts[name][what] for name in self.ordinary) for what in COUNTED}
+
+
+async def _count(names: Sequence[str], swarm: LocalSwarm, minutes: float, advance: Any, began_s: float) -> _Counts:
+    first, since_s = await _ask(swarm, names), time.time()
+    await _wait(60 * minutes, swarm, advance, began_s)
+    last, span_s = await _ask(swarm, names), time.time() - since_s
+    ordinary = [name for name in names if not first[name]["leads"] and not last[name]["leads"]] or list(names)
+    return _Counts(
+        since_s=since_s,
+        span_s=span_s,
+        counts={
+            name: {what: 60 * (last[name][key] - first[name][key]) / span_s for what, key in COUNTED.items()}
+            for name in names
+        },
+        ordinary=ordinary,
         memory_bytes=statistics.median(last[name]["memory_bytes"] for name in ordinary),
-        ordinary=len(ordinary),
     )
 
 
@@ -152,11 +187,13 @@ async def _wait(duration_s: float, swarm: LocalSwarm, advance: Any, began_s: flo
 
 
 def _spent(pid: int) -> dict[str, float]:
-    """By a volunteer with its daemon, beside inner steps. The daemon's bytes are those of others and of the program
-    itself, about twice what the line carries."""
+    """By a volunteer with its daemon: beside inner steps, and in all. The daemon's bytes are those of others and of the
+    program itself, about twice what the line carries."""
     daemons = list(descendants(pid))
+    daemons_s = sum(map(cpu_of, daemons))
     return {
-        "cpu_s": _main_thread_s(pid) + sum(map(cpu_of, daemons)),
+        "cpu_s": _main_thread_s(pid) + daemons_s,
+        "all_cpu_s": cpu_of(pid) + daemons_s,
         "memory_bytes": sum(memory_bytes(one, "Pss", file="smaps_rollup") for one in (pid, *daemons)),
         "daemon_bytes": sum(map(_passed_bytes, daemons)),
     }

@@ -29,7 +29,7 @@ from .schedule import SEED_NODE, Action, Verb, volunteers
 POLL_S = 0.1
 OPEN_S = 300.0
 """Until a seed node is open: imports, and preparing the run."""
-START_S, START_EACH_S = 240.0, 10.0
+START_S, START_EACH_S = 240.0, 30.0
 """Until every volunteer has had its first receipt, and for each one besides."""
 START_PAUSE_S = 0.5
 """Between two starts: all at once they would only wait for each other's imports."""

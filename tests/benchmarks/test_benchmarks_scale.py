@@ -65,7 +65,7 @@ def test_the_run_of_the_real_processes_is_one_and_its_model_has_as_many_paths(tm
 
 @pytest.mark.parametrize("cadence_s", [40.0, 90.0])
 def test_the_model_beside_processes_has_versions_as_often(cadence_s: float) -> None:
-    real = Real(volunteers=12, median={}, busiest={}, cadence_s=cadence_s, memory_bytes=0.0, ordinary=12)
+    real = Real(volunteers=12, median={}, busiest={}, cadence_s=cadence_s, memory_bytes=0.0, idle={}, ordinary=12)
     assert model_of(real, (4, 4)).rounds == pytest.approx(HOURS * 3600 / cadence_s, rel=0.1)
 
 

@@ -45,8 +45,10 @@ FIND_KEYS = 6
 """That we ask a node for at once: the answer fits into a message even if all of them are full."""
 GATHER_S = 0.01
 """How long a request waits for more keys: the searches of one look want them of the same nodes."""
-FINDS_AT_ONCE = 10
-"""Of one search, of the twenty nodes that it asks: the more at once, the more requests go to the same node together."""
+NEAREST = 2 * REPLICAS
+"""Nodes that a read asks: those that keep the key's replicas, and as many that came nearer since it was written."""
+FINDS_AT_ONCE = NEAREST
+"""Of one search: the more at once, the more requests go to the same node together."""
 STORE_KEYS_MAX = 1024
 HAND_OVER_EVERY_S = 10.0
 """How often one neighbour is handed what it should store."""

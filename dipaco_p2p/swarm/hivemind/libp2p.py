@@ -214,7 +214,7 @@ class Libp2pSwarm:
         found = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DHT_TIMEOUT_S):
-                found = await self._node.get(key, latest=True)
+                found = await self._node.get(key, latest=True, beam_size=dht.NEAREST)
         if found is not None and isinstance(found.value, dict):
             pairs = ((owner, entry.value) for owner, entry in found.value.items())
             self._records.admit(key, ((owner, data) for owner, data in pairs if isinstance(data, bytes)))

@@ -66,8 +66,9 @@ class Obeying:
 
     async def thawed(self) -> None:
         """Until the run goes on, or we are to leave."""
-        while self.is_frozen and not self._is_ending():
+        if self.is_frozen and not self._is_ending():
             self._tell()
+        while self.is_frozen and not self._is_ending():
             await self._node.clock.sleep(LOOK_S)
 
 

@@ -108,7 +108,8 @@ async def push(
             except (SwarmError, IntegrityError) as error:
                 log.info("%s: %s did not take it: %s", contribution.module, short(leader), error)
         await node.clock.sleep(RETRY_S)
-        await node.watch.read_heads(contribution.module)
+        if not node.decrees.is_frozen:  # the swarm's usual looks suffice until then
+            await node.watch.read_heads(contribution.module)
 
 
 def _is_behind(node: Member, contribution: Contribution, refused: Refused) -> bool:

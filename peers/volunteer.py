@@ -88,6 +88,7 @@ class Volunteer:
         self._measurer = Measurer(node, measuring)
         self._evaluating = Evaluating(node, measuring) if evaluate else None
         node.watch.concerns.held = ownership.held
+        node.watch.concerns.is_busy = lambda: self._watchdog.is_working or self._obeying.is_frozen
         self._look_every_s = heartbeat_interval_s(node.run.config.liveness) / 2
         self.is_stopping = False
         """Whether no further step is taken."""

@@ -195,7 +195,9 @@ class Costs:
             rate = looks / looks_between(count)
             reads, beats = rate + looks * (2 if depth else 1) / LOOKS_MAX, rate * count
             replicas = len(self.claims[peer.path]) + given_up[peer.path] if peer.path is not None else 0
-            heads = min(len(self.modules), len(self.topology.widths) + near[bucket])
+            far = looks / (LOOKS_MAX if peer.doing == "training" else 1)  # looks also at what others train
+            ours = len(self.topology.widths)
+            heads = ours * looks + min(len(self.modules) - ours, near[bucket]) * far
             sought = 1 + len(self.topology.widths) * OWNERS + min(SOUGHT, replicas) if depth else 0
             seeking = looks / LOOKS_MAX * sought
             claims = looks / looks_between(replicas)
@@ -206,16 +208,17 @@ class Costs:
                 read = sum(looks / looks_between(len(self.claims[path])) * len(self.claims[path]) for path in through)
                 level = looks / LOOKS_MAX * 16 * len(leaders[peer.name])
                 for led in leaders[peer.name]:
-                    self.leader_records[led.id] += beats + read + heads * looks + level
+                    self.leader_records[led.id] += beats + read + heads + level
                 continue
             keys, read = claims + one_more, (claims + one_more) * replicas
             if everything:
-                keys, read, waiting = looks * len(self.claims), looks * everywhere, 0.0
+                keys, read = looks + far * (len(self.claims) - 1), looks * replicas + far * (everywhere - replicas)
+                waiting = 0.0
             self.ordinary_s += span_s
-            self.spent["reads"] += reads + heads * looks + seeking + waiting + keys
-            self.spent["records"] += beats + heads * looks + seeking + waiting + read
+            self.spent["reads"] += reads + heads + seeking + waiting + keys
+            self.spent["records"] += beats + heads + seeking + waiting + read
             self.spent["bytes"] += (beats + seeking) * self.sizes["heartbeat"] + read * self.sizes["claim"]
-            self.spent["bytes"] += (heads * looks + waiting) * self.sizes["head"]
+            self.spent["bytes"] += (heads + waiting) * self.sizes["head"]
             self.spent["puts"] += ((2 if depth else 1) + 1) * span_s / BEAT_S
         self.alive_s += span_s * len(alive)
         if alive and int(now_s) % 600 < span_s:

@@ -1,6 +1,7 @@
 """What of the swarm concerns one peer, and how often it reads that.
 
-A small swarm concerns everybody as a whole. In a larger one these concern a volunteer: the claims of its path; the
+A small swarm concerns everybody as a whole: a peer reads all of it at each look while it may choose a path, and of what
+others train every third time while it is busy. In a larger one these concern a volunteer: the claims of its path; the
 heads of that path's modules, of those that it owns or keeps something of, and of those whose place is in its bucket;
 and a leader the claims of all paths through its modules. Whoever takes no part reads all heads, and no claims; but in
 the bucket of all the claims of one path at each look: it may be there because it lost sight of everybody.
@@ -36,10 +37,14 @@ class Concerns:
         """The modules that this peer leads."""
         self.held: Callable[[], Collection[ModuleId]] | None = None
         """The modules that this peer owns or keeps something of; None for one that takes no part."""
+        self.is_busy: Callable[[], bool] = lambda: False
+        """Whether this peer chooses no path now, since it trains or the run is frozen."""
         self.peers = 0
         """How many are seen to live."""
+        self._looks_far = True
+        """Whether this look is also at what is not ours."""
         self.watched = self._modules
-        """The modules whose heads are read at every look."""
+        """The modules whose heads are read: at every look, unless they are not ours and we are busy."""
         self._read_s = dict.fromkeys(self._modules, -math.inf)
         self._turn = 0
         """Of the paths that whoever takes no part reads in turn."""
@@ -53,6 +58,9 @@ class Concerns:
     def look(self) -> tuple[set[ModuleId], set[ModuleId]]:
         """One more look: the modules whose heads to read, and those that we had not watched before."""
         self._rhythm.begin()
+        self._looks_far = not self.is_busy() or self._rhythm.is_due("far")
+        if self._looks_far:
+            self._rhythm.read("far", SELDOM)
         before = self.watched
         if self.held is None or self.is_whole:
             self.watched = self._modules
@@ -65,7 +73,8 @@ class Concerns:
             more = set()
         else:
             self._rhythm.read("levels", SELDOM)  # who leads reckons how many train elsewhere
-        return {*self.watched, *more}, set(self.watched - before)
+        heads = self.watched if self._looks_far else self.watched & self.mine
+        return {*heads, *more}, set(self.watched - before)
 
     @property
     def mine(self) -> set[ModuleId]:
@@ -81,7 +90,7 @@ class Concerns:
 
     def paths(self) -> list[PathId]:
         """The paths whose claims to read at this look."""
-        if self.is_whole:
+        if self.is_whole and self._looks_far:
             return list(self._topology.paths())
         wanted = {path for module in self.led() for path in self._topology.paths_through(module)}
         wanted |= {self.own} if self.own is not None else set()

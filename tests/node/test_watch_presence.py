@@ -27,7 +27,7 @@ from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import ModuleId, PathId
 
 MODULE = ModuleId(1, 0)
-PATH = PathId((0, 0, 1))
+PATH, MOVED_TO = PathId((0, 0, 1)), PathId((0, 1, 1))
 
 
 @asynccontextmanager
@@ -60,6 +60,31 @@ async def test_what_is_said_is_seen(tmp_path: Path) -> None:
         assert other.watch.claims[PATH][one.peer].round == 2
         assert other.watch.leader(MODULE) == one.peer
         assert world.seed.node.peer in other.watch.seeds() and one.peer not in other.watch.seeds()
+
+
+async def test_a_busy_peer_looks_at_what_others_train_every_third_time(tmp_path: Path) -> None:
+    async with between_two(tmp_path) as (world, one, other):
+        busy, topology = True, world.run.topology
+        watch = other.watch
+        watch.concerns.own, watch.concerns.held, watch.concerns.is_busy = PATH, set, lambda: busy
+
+        async def reads() -> int:
+            before = other.swarm.statistics().keys_read
+            await watch.refresh()
+            return other.swarm.statistics().keys_read - before
+
+        every = topology.path_count + len(topology.modules())  # and who lives
+        await watch.refresh()
+        assert [await reads() > every for _ in range(5)] == [False, False, True, False, False]
+        await watch.refresh()
+        await one.presence.claim(MOVED_TO, since_s=5.0, round_number=2)
+        for _ in range(2):
+            await watch.refresh()
+            assert one.peer not in watch.claims[MOVED_TO], "not at this look"
+        await watch.refresh()
+        assert one.peer in watch.claims[MOVED_TO]
+        busy = False
+        assert [await reads() > every for _ in range(2)] == [True, True]
 
 
 async def test_relays_are_the_seeds_and_then_who_offers_it_at_an_address_of_its_own(tmp_path: Path) -> None:

@@ -40,12 +40,16 @@ def test_fewer_volunteers_than_paths_train_all_of_them_in_turn() -> None:
 def test_a_small_swarm_reads_every_key_at_each_look_unless_it_trains_and_a_larger_one_its_own() -> None:
     """4x4 paths are 16 keys of claims and 8 of heads, and there are 12 looks a minute. Who trains reads the keys of
     others at every third."""
-    small, large = (Swarm(peers, hours=1.0, churn=Churn(is_quiet=True), widths=(4, 4)).play() for peers in (30, 60))
+
+    def played(peers: int) -> float:
+        return Swarm(peers, hours=1.0, churn=Churn(is_quiet=True), widths=(4, 4)).play().reads
+
     every = 12 * (16 + 8)
-    assert every / 3 < small.reads < 0.8 * every and large.reads < 0.8 * small.reads
+    small, large = played(30), played(60)
     with mock.patch("benchmarks.scale.costs.LOOKS_MAX", 1):
-        idle = Swarm(30, hours=1.0, churn=Churn(is_quiet=True), widths=(4, 4)).play()
-    assert every < idle.reads < 1.3 * every
+        idle = played(30)
+    assert every < idle < 1.3 * every and large < idle / 2
+    assert every / 3 < small < 0.8 * every and large < 0.8 * small
 
 
 def test_what_was_released_stays_in_the_dht_as_long_as_it_lives() -> None:

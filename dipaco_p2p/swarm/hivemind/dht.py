@@ -46,9 +46,8 @@ FIND_KEYS = 6
 GATHER_S = 0.01
 """How long a request waits for more keys: the searches of one look want them of the same nodes."""
 NEAREST = 2 * REPLICAS
-"""Nodes that a read asks: those that keep the key's replicas, and as many that came nearer since it was written."""
-FINDS_AT_ONCE = NEAREST
-"""Of one search: the more at once, the more requests go to the same node together."""
+"""Nodes that a read asks, all at once so that requests to the same node go together: those that keep the key's
+replicas, and as many that came nearer since it was written."""
 STORE_KEYS_MAX = 1024
 HAND_OVER_EVERY_S = 10.0
 """How often one neighbour is handed what it should store."""
@@ -79,7 +78,7 @@ async def create_node(p2p: P2P, guard: RecordGuard, *, client_mode: bool, on_fou
         num_replicas=REPLICAS,
         wait_timeout=RPC_TIMEOUT_S,
         record_validator=_Validator(guard),
-        num_workers=FINDS_AT_ONCE,
+        num_workers=NEAREST,
         cache_locally=False,
         cache_nearest=0,
         cache_on_store=False,

@@ -118,6 +118,8 @@ class Box:
 
     def restart(self) -> None:
         """As when it is unplugged and plugged in again: all that it has translated is forgotten."""
+        for other, name in ((self.behind, self.port), (self.inner, "router")):
+            ip("-n", other, "link", "delete", name)  # at once: what goes with its namespace goes some time later
         ip("netns", "delete", self.name)
         self.start()
 

@@ -75,8 +75,18 @@ class Run:
         )
 
     def wait_settled(self, *volunteers: Program) -> None:
-        """Until the archive has two versions more of every module than any of these has made by now: then it is decided
-        what becomes of work in a branch that was left, as by two homes that did not see each other for a while."""
+        """Until each of these has receipts for its path that name another holder, and the archive then has two versions
+        more of every module than any of them has made. By then it is decided what becomes of work in a branch that was
+        left, as by two homes that did not see each other for a while."""
+        seen = [len(one.events("receipt")) for one in volunteers]
+        eventually(
+            lambda: all(
+                len({event["module"] for event in one.events("receipt")[begin:] if len(event["holders"]) > 1}) > 1
+                for one, begin in zip(volunteers, seen, strict=True)
+            ),
+            within_s=60,
+            what=lambda: said(self.coordinator, *volunteers),
+        )
         made = [event for one in volunteers for event in one.events("version")]
         newest = {m: max((event["version"] for event in made if event["module"] == m), default=0) for m in MODULES}
         eventually(

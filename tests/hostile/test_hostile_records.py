@@ -135,6 +135,26 @@ def test_a_request_for_more_than_fits_into_an_answer_is_refused(field: Battlefie
             field.background.run(attack(target))
 
 
+def test_a_key_that_a_crowd_has_filled_is_still_read(field: Battlefield) -> None:
+    """As many records as a key has room for. If they were too many to be unpacked, nobody could read this key, and
+    every node that answers with it would seem dead."""
+    key = key_of(field, "heads/L1.M1")
+    reader = field.join("reader")
+
+    async def attack() -> None:
+        for target in (field.seed, field.leader):
+            records = [signed(one, key, expires_s=time.time() + JUNK_LIFE_S) for one in crowd(300)]
+            entries = [
+                (hash_key(key), msgpack.dumps(one.peer), msgpack.dumps(one.to_bytes()), one.expires_s)
+                for one in records
+            ]
+            assert sum(await store(field, target, *entries)) > 250
+        assert len(await reader.get(key)) > 250
+
+    with field.attacked():
+        field.background.run(attack())
+
+
 def test_our_keys_cannot_be_squatted(field: Battlefield) -> None:
     """Plain values, values without or of another owner, expiries for ever: under keys of ours nothing of it is kept."""
 

@@ -236,6 +236,16 @@ async def test_whoever_asks_for_more_than_fits_into_a_message_hears_so() -> None
         await sizes(9)
 
 
+def test_a_full_key_can_be_read() -> None:
+    """Attack: as many signed records as a key has room for. If they were too many to be unpacked, every node that
+    answers with them would seem dead, and leave everybody's table."""
+    storage = Storage(new_guard())
+    for number in range(1, SUBKEYS_MAX + 1):
+        assert put(storage, entry(number, text="x" * 500))
+    assert not put(storage, entry(SUBKEYS_MAX + 1))
+    assert len(dht._loads(MSGPackSerializer.dumps(storage.get(place(KEY)).value))) == SUBKEYS_MAX
+
+
 def test_an_entry_whose_owner_is_a_dictionary_is_not_stored() -> None:
     """Attack: hivemind stores it and cannot read it again, so it voids every answer with what else is asked for."""
     validator, owner = _Validator(new_guard()), MSGPackSerializer.dumps(DictionaryDHTValue())

@@ -25,8 +25,10 @@ from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.hivemind import dht
 from dipaco_p2p.swarm.hivemind.dht import (
     ANSWER_BYTES_MAX,
-    FIND_KEYS,
+    FIND_KEYS_MAX,
+    FULL_KEYS,
     KEY_BYTES_MAX,
+    LEFT_OUT,
     MESSAGE_BYTES_MAX,
     STORE_KEYS_MAX,
     SUBKEYS_MAX,
@@ -182,20 +184,18 @@ class Asked:
         return await self.protocol.call_find(peer, keys)  # type: ignore[arg-type]
 
 
-KEYS = [place(f"{number}") for number in range(14)]
+KEYS = [place(f"{number}") for number in range(2 * FIND_KEYS_MAX + 2)]
 
 
 async def test_what_searches_want_of_a_node_at_one_moment_goes_there_in_one_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = Asked(monkeypatch)
-    answers = await asyncio.gather(*(asked.find("a", key) for key in (*KEYS, KEYS[13])), asked.find("b", KEYS[0]))
-    assert [list(each) for each in answers] == [[key] for key in (*KEYS, KEYS[13], KEYS[0])]
-    assert sorted(asked.calls) == [("a", 2), ("a", FIND_KEYS), ("a", FIND_KEYS), ("b", 1)]
+    answers = await asyncio.gather(*(asked.find("a", key) for key in (*KEYS, KEYS[-1])), asked.find("b", KEYS[0]))
+    assert [list(each) for each in answers] == [[key] for key in (*KEYS, KEYS[-1], KEYS[0])]
+    assert sorted(asked.calls) == [("a", 2), ("a", FIND_KEYS_MAX), ("a", FIND_KEYS_MAX), ("b", 1)]
     assert await asked.find("a", KEYS[0]) == {KEYS[0]: (None, {})}
     assert asked.calls[-1] == ("a", 1) and not asked.protocol._requests
-    full = dictionary_of(*(entry(number, text="x" * 700) for number in range(1, 300)))
-    assert FIND_KEYS * len(MSGPackSerializer.dumps(full)) < ANSWER_BYTES_MAX
 
 
 async def test_of_a_node_that_does_not_answer_no_search_hears_anything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,25 +215,7 @@ async def test_a_search_that_is_given_up_takes_the_answer_from_no_other(monkeypa
     assert asked.calls == [("a", 2)]
 
 
-async def test_whoever_asks_for_more_than_fits_into_a_message_hears_so() -> None:
-    """Attack: hivemind fails to refuse it, so whoever asked waits in vain, and the answer stays in memory."""
-    protocol = Protocol(_initialized_with_create=True)
-    protocol.storage, protocol.cache, protocol.node_info = Storage(new_guard()), Storage(new_guard()), None
-    protocol.routing_table = SimpleNamespace(get_nearest_neighbors=lambda *_, **__: [])
-    protocol.bucket_size = 20
-    full = dictionary_of(*(entry(number, text="x" * 700) for number in range(1, 300)))
-    keys = [place(f"{number}") for number in range(9)]
-    protocol.storage.get = lambda key: ValueWithExpiration(full, 0.0)
-    asker = dht_pb2.NodeInfo(node_id=place("asker").to_bytes())
-
-    async def sizes(count: int) -> int:
-        request = dht_pb2.FindRequest(keys=[key.to_bytes() for key in keys[:count]], peer=asker)
-        with mock.patch.object(Protocol, "rpc_ping", mock.AsyncMock()):
-            return len((await protocol.rpc_find(request, mock.Mock())).results)
-
-    assert await sizes(FIND_KEYS) == FIND_KEYS
-    with pytest.raises(ValueError, match="too long an answer"):
-        await sizes(9)
+FULL = dictionary_of(*(entry(number, text="x" * 500) for number in range(1, SUBKEYS_MAX + 1)))
 
 
 def test_a_full_key_can_be_read() -> None:
@@ -244,6 +226,65 @@ def test_a_full_key_can_be_read() -> None:
         assert put(storage, entry(number, text="x" * 500))
     assert not put(storage, entry(SUBKEYS_MAX + 1))
     assert len(dht._loads(MSGPackSerializer.dumps(storage.get(place(KEY)).value))) == SUBKEYS_MAX
+
+
+class Node:
+    """A node whose keys are all full, and another that asks it; both are hivemind's but for the line between them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers, self.is_closed = list[dht_pb2.FindResponse](), False
+        self.told, self.responded = list[bytes](), list[bool]()
+        one, self.asker = (Protocol(_initialized_with_create=True) for _ in range(2))
+        one.storage, one.cache, one.node_info = Storage(new_guard()), Storage(new_guard()), None
+        one.routing_table = SimpleNamespace(get_nearest_neighbors=lambda *_, **__: [])
+        one.bucket_size, one.rpc_ping = 20, mock.AsyncMock()
+        one.storage.get = lambda key: ValueWithExpiration(FULL, 0.0)
+
+        async def rpc_find(request: dht_pb2.FindRequest, timeout: float) -> dht_pb2.FindResponse:
+            answer = await one.rpc_find(request, mock.Mock())
+            self.answers.append(answer)
+            return dht_pb2.FindResponse.FromString(answer.SerializeToString())
+
+        async def update(node_id: object, peer_id: object, responded: bool = True) -> None:
+            self.responded.append(responded)
+
+        self.asker.node_info = dht_pb2.NodeInfo(node_id=place("asker").to_bytes())
+        self.asker.wait_timeout, self.asker.rpc_semaphore = 3.0, asyncio.Semaphore(8)
+        self.asker.routing_table = SimpleNamespace(get=lambda **_: None)
+        self.asker.on_found = lambda key, entries: self.told.append(key)
+        monkeypatch.setattr(self.asker, "get_stub", lambda peer: SimpleNamespace(rpc_find=rpc_find))
+        monkeypatch.setattr(self.asker, "update_routing_table", update)
+        monkeypatch.setattr(self.asker, "_validate_dictionary", lambda key, dictionary: True)
+
+
+async def test_what_an_answer_has_no_room_for_is_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: somebody fills every key within a look. If each node that is asked for them seemed dead, everybody's
+    table would soon be empty."""
+    node = Node(monkeypatch)
+    keys = KEYS[:FIND_KEYS_MAX]
+    found = await asyncio.gather(*(node.asker.call_find("one", [key]) for key in keys))  # type: ignore[list-item]
+    assert [set(each) for each in found] == [{key} for key in keys]
+    assert sorted(node.told) == sorted(key.to_bytes() for key in keys)
+    assert all(answer.ByteSize() <= ANSWER_BYTES_MAX for answer in node.answers)
+    left_out = [sum(result.type == LEFT_OUT for result in answer.results) for answer in node.answers]
+    assert left_out[0] > 0 and not any(left_out[1:]) and len(node.answers) <= 3
+    assert FULL_KEYS * len(MSGPackSerializer.dumps(FULL)) < ANSWER_BYTES_MAX
+    await asyncio.sleep(0)
+    assert False not in node.responded
+
+
+async def test_a_node_that_always_leaves_a_key_out_is_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: it drags a search out."""
+    calls = []
+
+    async def call_find(protocol: Protocol, peer: str, keys: Collection[DHTID]) -> Any:
+        calls.append(set(keys))
+        return {KEYS[1]: (None, {})} if KEYS[1] in keys else {}
+
+    monkeypatch.setattr(HivemindProtocol, "call_find", call_find)
+    protocol = Protocol(_initialized_with_create=True)
+    found = await asyncio.gather(*(protocol.call_find("one", [key]) for key in KEYS[:2]))  # type: ignore[list-item]
+    assert found == [{}, {KEYS[1]: (None, {})}] and calls == [set(KEYS[:2]), {KEYS[0]}]
 
 
 def test_an_entry_whose_owner_is_a_dictionary_is_not_stored() -> None:

@@ -41,8 +41,13 @@ MESSAGE_BYTES_MAX = 2 * 1024 * 1024
 ANSWER_BYTES_MAX = MESSAGE_BYTES_MAX - 1024
 """Of an answer, beside which the message says whose it is."""
 FIND_KEYS_MAX = 16
-FIND_KEYS = 6
-"""That we ask a node for at once: the answer fits into a message even if all of them are full."""
+"""That one request may name, and that we ask a node for at once."""
+FULL_KEYS = 6
+"""Whose answer fits into a message even if all of them are full."""
+LEFT_OUT = 3
+"""The type of a result for whose value an answer had no room; hivemind has 0 to 2."""
+RESULT_BYTES = 8
+"""What one result takes in an answer besides itself, at most."""
 GATHER_S = 0.01
 """How long a request waits for more keys: the searches of one look want them of the same nodes."""
 NEAREST = 2 * REPLICAS
@@ -192,15 +197,19 @@ class Protocol(HivemindProtocol):  # type: ignore[misc]
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._handed_over_s: dict[PeerID, float] = {}
-        self._requests: dict[PeerID, _Request] = {}
-        """That are not on their way yet."""
+        self._requests: dict[tuple[PeerID, int], _Request] = {}
+        """That are not on their way yet, by node and by how many keys they may name."""
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         if len(request.keys) > FIND_KEYS_MAX:
             raise ValueError(f"{len(request.keys)} keys at once; {FIND_KEYS_MAX} are the most")
         answer = await super().rpc_find(request, context)
-        if answer.ByteSize() > ANSWER_BYTES_MAX:  # hivemind would fail to refuse it, and keep it for good
-            raise ValueError("too long an answer: ask for fewer keys")
+        room = ANSWER_BYTES_MAX  # hivemind would fail to refuse what is longer, and keep it for good
+        for result in answer.results:
+            room -= result.ByteSize() + RESULT_BYTES
+            if room < 0:
+                result.Clear()
+                result.type = LEFT_OUT
         return answer
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
@@ -211,19 +220,26 @@ class Protocol(HivemindProtocol):  # type: ignore[misc]
     async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> Any:
         """As hivemind's, in one request with what other searches want of this node just now. In a swarm of twelve a
         request for each was most of what an idle peer cost. Each search still goes its own way: whoever leads one
-        astray leads no other."""
-        request = self._requests.get(peer)
-        if request is None or len(request.keys.union(keys)) > FIND_KEYS:
-            request = self._requests[peer] = _Request(set(keys))
-            request.answers = asyncio.create_task(self._find(peer, request))
+        astray leads no other. What the answer had no room for is asked for once more, with no more than always fits: if
+        a long answer counted as no answer, whoever filled some keys could take all nodes from everybody's table."""
+        answers = await self._ask(peer, keys, most=FIND_KEYS_MAX)
+        if answers is not None and (left := set(keys) - answers.keys()):
+            answers |= await self._ask(peer, left, most=FULL_KEYS) or {}
+        return answers
+
+    async def _ask(self, peer: PeerID, keys: Collection[DHTID], *, most: int) -> Any:
+        request = self._requests.get((peer, most))
+        if request is None or len(request.keys.union(keys)) > most:
+            request = self._requests[peer, most] = _Request(set(keys))
+            request.answers = asyncio.create_task(self._find(peer, most, request))
         request.keys.update(keys)
         answers = await asyncio.shield(request.answers)
         return None if answers is None else {key: answers[key] for key in keys if key in answers}
 
-    async def _find(self, peer: PeerID, request: _Request) -> Any:
+    async def _find(self, peer: PeerID, most: int, request: _Request) -> Any:
         await asyncio.sleep(GATHER_S)
-        if self._requests.get(peer) is request:
-            del self._requests[peer]
+        if self._requests.get((peer, most)) is request:
+            del self._requests[peer, most]
         answers = await super().call_find(peer, request.keys)
         for key, (item, nearest) in (answers or {}).items():
             if item is not None and isinstance(item.value, DictionaryDHTValue):

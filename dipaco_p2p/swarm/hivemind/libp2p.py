@@ -61,6 +61,7 @@ set_sharing_strategy("file_descriptor")  # type: ignore[no-untyped-call]
 use_hivemind_log_handler("nowhere")
 logging.getLogger("hivemind").setLevel(logging.ERROR)
 p2p_daemon.loglevel = "ERROR"  # What the daemon is told to log.
+logging.getLogger("hivemind.dht.protocol").setLevel(logging.CRITICAL)  # A key that is left out is an "error" there.
 logging.getLogger("hivemind.p2p.p2p_daemon").setLevel(logging.CRITICAL)  # Every failed dial is an "error" there.
 logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames the level for the whole process.
 

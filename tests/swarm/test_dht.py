@@ -215,9 +215,6 @@ async def test_a_search_that_is_given_up_takes_the_answer_from_no_other(monkeypa
     assert asked.calls == [("a", 2)]
 
 
-FULL = dictionary_of(*(entry(number, text="x" * 500) for number in range(1, SUBKEYS_MAX + 1)))
-
-
 def test_a_full_key_can_be_read() -> None:
     """Attack: as many signed records as a key has room for. If they were too many to be unpacked, every node that
     answers with them would seem dead, and leave everybody's table."""
@@ -232,13 +229,14 @@ class Node:
     """A node whose keys are all full, and another that asks it; both are hivemind's but for the line between them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.answers, self.is_closed = list[dht_pb2.FindResponse](), False
+        self.full = dictionary_of(*(entry(number, text="x" * 500) for number in range(1, SUBKEYS_MAX + 1)))
+        self.answers = list[dht_pb2.FindResponse]()
         self.told, self.responded = list[bytes](), list[bool]()
         one, self.asker = (Protocol(_initialized_with_create=True) for _ in range(2))
         one.storage, one.cache, one.node_info = Storage(new_guard()), Storage(new_guard()), None
         one.routing_table = SimpleNamespace(get_nearest_neighbors=lambda *_, **__: [])
         one.bucket_size, one.rpc_ping = 20, mock.AsyncMock()
-        one.storage.get = lambda key: ValueWithExpiration(FULL, 0.0)
+        one.storage.get = lambda key: ValueWithExpiration(self.full, 0.0)
 
         async def rpc_find(request: dht_pb2.FindRequest, timeout: float) -> dht_pb2.FindResponse:
             answer = await one.rpc_find(request, mock.Mock())
@@ -268,7 +266,7 @@ async def test_what_an_answer_has_no_room_for_is_asked_for_once_more(monkeypatch
     assert all(answer.ByteSize() <= ANSWER_BYTES_MAX for answer in node.answers)
     left_out = [sum(result.type == LEFT_OUT for result in answer.results) for answer in node.answers]
     assert left_out[0] > 0 and not any(left_out[1:]) and len(node.answers) <= 3
-    assert FULL_KEYS * len(MSGPackSerializer.dumps(FULL)) < ANSWER_BYTES_MAX
+    assert FULL_KEYS * len(MSGPackSerializer.dumps(node.full)) < ANSWER_BYTES_MAX
     await asyncio.sleep(0)
     assert False not in node.responded
 

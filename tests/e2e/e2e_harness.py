@@ -189,6 +189,13 @@ class Programs:
         done.wait(timeout_s)
         return done
 
+    def status(self, volunteer: Program) -> dict[str, Any]:
+        """What `dipaco-peer status --json` says of a volunteer; it must complain of nothing."""
+        done = self.run("dipaco-peer", "status", "--json", "--home", volunteer.home)
+        assert done.wait() == 0, done.said + done.complaint
+        found: dict[str, Any] = json.loads(done.said + done.complaint)
+        return found
+
     def coordinator(self, run_file: Path, home: Path, *more: str, namespace: str = "") -> Program:
         return self.start("dipaco-bootstrap", "start", run_file, "--dir", home, *more, home=home, namespace=namespace)
 

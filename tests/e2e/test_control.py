@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import tarfile
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from e2e_harness import Program, Programs, children_of
@@ -29,11 +27,6 @@ def command(programs: Programs, volunteer: Program, *words: str, code: int = 0) 
     return done.said + done.complaint
 
 
-def status(programs: Programs, volunteer: Program) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(command(programs, volunteer, "status", "--json"))
-    return found
-
-
 def cpu_s(pid: int) -> float:
     """What a process has computed so far, with its libp2p daemon."""
     ticks = 0
@@ -50,7 +43,7 @@ def test_a_paused_volunteer_lets_go_and_computes_nothing_then_goes_on_and_finish
     first = programs.volunteer(address, "first")
     first.wait_event("leads")
     first.wait_event("receipt")
-    found = status(programs, first)
+    found = programs.status(first)
     assert found["state"] == "running" and found["pid"] == first.process.pid and found["receipts"] > 0
     assert found["bytes_up"] > 0 and found["run"] and found["home"] == str(first.home)
     path = first.events("claimed")[-1]["path"]
@@ -62,7 +55,7 @@ def test_a_paused_volunteer_lets_go_and_computes_nothing_then_goes_on_and_finish
     [log] = [path.read_text() for path in first.home.glob("runs/*/peer.log")]
     let_go = {event["module"] for event in first.events("handed_over") + first.events("deposed")}
     assert {event["module"] for event in first.events("leads")} <= let_go, log
-    paused = status(programs, first)
+    paused = programs.status(first)
     assert paused["state"] == "paused" and list(paused["pauses"]) == ["user"] and paused["leads"] == []
     before, cpu_before_s, began_s = len(first.events()), cpu_s(first.process.pid), time.monotonic()
     second = programs.volunteer(address, "second")  # alone, it goes from path to path
@@ -75,7 +68,7 @@ def test_a_paused_volunteer_lets_go_and_computes_nothing_then_goes_on_and_finish
     receipts = len(first.events("receipt"))
     assert "running" in command(programs, first, "resume")
     first.wait_event("receipt", count=receipts + 2)
-    assert status(programs, first)["state"] == "running"
+    assert programs.status(first)["state"] == "running"
     report = programs.folder / "report.tar.gz"
     command(programs, first, "bugreport", "--to", str(report))
     with tarfile.open(report) as archive:
@@ -114,7 +107,7 @@ def test_after_kill_9_a_stale_socket_is_nobody_and_the_next_volunteer_takes_it(
     command(programs, first, "stop", code=3)
     again = programs.volunteer(address, "home")
     again.wait_event("receipt", count=len(first.events("receipt")) + 1)  # the first may have had one before it died
-    assert status(programs, again)["pid"] == again.process.pid
+    assert programs.status(again)["pid"] == again.process.pid
     assert "has ended" in command(programs, again, "stop")
     assert again.wait() == 0, again.complaint
     assert not socket.exists() and again.events()[-1]["ev"] == "left"

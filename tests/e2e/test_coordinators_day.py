@@ -62,8 +62,7 @@ def test_a_run_is_frozen_goes_on_is_taken_back_and_loses_a_volunteer(programs: P
     reached = versions_of(coordinator)
     preview = programs.run("dipaco-peer", "join", ticket, "--dry-run", "--home", programs.folder / "third")
     assert preview.wait() == 0 and "by the coordinator: a bad shard" in preview.said, preview.complaint
-    status = programs.run("dipaco-peer", "status", "--json", "--home", first.home)
-    assert json.loads(status.said)["frozen"] == "a bad shard"
+    assert programs.status(first)["frozen"] == "a bad shard"
     assert versions_of(coordinator) == reached
 
     # It goes on, and what was pushed late has its receipt.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from e2e_harness import Program, Programs, copy_prepared, eventually, free_port, refused, versions_of, write_run
@@ -50,15 +49,13 @@ def test_a_run_is_verified_with_what_its_keepers_have_and_the_archive_has_droppe
         within_s=300,
         what=lambda: f"{forgotten(coordinator)} {versions_of(coordinator)} {coordinator.complaint[-2000:]}",
     )
-
-    def figures() -> dict[str, Any]:
-        status = programs.run("dipaco-peer", "status", "--json", "--home", keepers[0].home)
-        said: dict[str, Any] = json.loads(status.said)
-        return said
-
-    assert figures()["keep_bytes"] == 200_000_000
+    assert programs.status(keepers[0])["keep_bytes"] == 200_000_000
     # Two of the three had to prove what the archive dropped; this one may be the third.
-    eventually(lambda: figures()["kept_ranges"] > 0, within_s=60, what=lambda: str(figures()))
+    eventually(
+        lambda: programs.status(keepers[0])["kept_ranges"] > 0,
+        within_s=60,
+        what=lambda: str(programs.status(keepers[0])),
+    )
     listed = programs.run("dipaco-bootstrap", "peers", folder, "--json")
     rows = json.loads(listed.said)["peers"]
     assert sum(row["keeps"] > 0 and row["keeping_proofs"] > 0 for row in rows) >= WANTED, rows

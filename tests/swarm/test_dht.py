@@ -229,7 +229,7 @@ class Node:
     """A node whose keys are all full, and another that asks it; both are hivemind's but for the line between them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.full = dictionary_of(*(entry(number, text="x" * 500) for number in range(1, SUBKEYS_MAX + 1)))
+        self.full = dictionary_of(*(entry(number, text="x" * 700) for number in range(1, 300)))
         self.answers = list[dht_pb2.FindResponse]()
         self.told, self.responded = list[bytes](), list[bool]()
         one, self.asker = (Protocol(_initialized_with_create=True) for _ in range(2))

@@ -66,7 +66,7 @@ FOREIGN_STORE_BYTES_MAX = 32 * 1024 * 1024
 _SUBKEY_BYTES = 64
 """What an entry takes in an answer besides its value."""
 ITEMS_MAX = 8 * SUBKEYS_MAX + 64
-"""Of one unpacked value: a full dictionary has four for each entry, and says how many of each there are."""
+"""Of one unpacked value, each counted twice (guard.py): a full dictionary has four for each entry."""
 SUBKEY_BYTES_MAX = 1024
 PEER_ID_BYTES_MAX = 64
 _SERIALIZED_BYTES_MAX = RECORD_BYTES_MAX + 8

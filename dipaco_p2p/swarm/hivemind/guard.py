@@ -94,7 +94,8 @@ class _Token(NamedTuple):
 
 
 def is_modest(data: bytes, *, items_max: int) -> bool:
-    """Whether `data` is one value, or one dictionary of hivemind's, of at most `items_max` items in all."""
+    """Whether `data` is one value, or one dictionary of hivemind's, of at most `items_max` items in all. An
+    item counts where it is announced, and again where it is."""
     try:
         first = _token(data, 0)
         if first.extension is None:

@@ -266,10 +266,14 @@ class Protocol(HivemindProtocol):  # type: ignore[misc]
         subkeys: Any = None,
         in_cache: Any = None,
     ) -> list[bool] | None:
-        """As hivemind's; without sub-keys it hands over dictionaries, which are sent in parts, and not too often."""
+        """As hivemind's; without sub-keys it hands over dictionaries, which are sent in parts, and not too often.
+
+        A node that refuses a record counts as one without an answer: hivemind would report what the last node said, so
+        that one full node could hide that others stored it.
+        """
         if subkeys is not None:
             stored: list[bool] | None = await super().call_store(peer, keys, values, expiration_time, subkeys, in_cache)
-            return stored
+            return stored if stored and any(stored) else None
         if not self._may_hand_over(peer):
             return None
         for part in _parts(values):

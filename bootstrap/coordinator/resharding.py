@@ -24,7 +24,7 @@ from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.core.model.layout import decode_module
 from dipaco_p2p.core.model.shards import HeldOut
 from dipaco_p2p.core.model.transformer import path_model
-from dipaco_p2p.core.routing.evaluate import decode_scores, window_nats
+from dipaco_p2p.core.routing.evaluate import counted_tokens, decode_scores, window_nats
 from dipaco_p2p.core.routing.features import document_features
 from dipaco_p2p.core.routing.router import Router
 from dipaco_p2p.errors import CorpusError, DipacoError, Refused
@@ -45,10 +45,11 @@ from ..text.sequences import Sequences
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-SAMPLE = 4
+SAMPLE = 8
 """Sequences of which the scores are computed again."""
-TOLERANCE = 0.02
-"""By how much a sequence's score may differ: another device, another precision."""
+TOLERANCE_NATS = 5e-3
+"""By how much the scores of a sequence may differ, in nats per token: the sum over its windows, so that what one window
+lacks another cannot make up for. The order of float32 sums moves them by less than 1e-5, TF32 by some 1e-4."""
 
 REST_SHARDINGS = 2
 """Further ones for which nobody is asked who was asked in vain."""
@@ -187,10 +188,13 @@ class Resharding:
 
     def _drop_other_scores(self, number: int, round_number: int) -> None:
         """A former program took scores of any versions, from anybody."""
+        self._drop_scores(number, lambda scores: scores.modules != self._digests(scores.path, round_number))
+
+    def _drop_scores(self, number: int, is_bad: Callable[[Scores], bool]) -> None:
         for path in self._run.topology.paths():
             sealed = self._scores(number, path)
-            if sealed is not None and sealed.document.modules != self._digests(path, round_number):
-                log.warning("scores of %s for sharding %d are of other versions: dropped", path, number)
+            if sealed is not None and is_bad(sealed.document):
+                log.warning("scores of %s for sharding %d were dropped", path, number)
                 self._node.store.drop_document(_name(number, path))
 
     def _digests(self, path: PathId, round_number: int) -> tuple[str, ...]:
@@ -253,13 +257,18 @@ class Resharding:
         try:
             await asyncio.to_thread(self._check_sample, document, data)
         except Refused:
-            self._leases.pop(document.path, None)  # somebody else may be asked at once
-            self._rests[document.author] = document.sharding + REST_SHARDINGS
+            self._forget(document.author, document.sharding)
             raise
         self._rests.pop(document.author, None)  # late, but here
         self._node.uploads.claim(document.table.digest)
         self._node.store.write_document(_name(document.sharding, document.path), canonical_bytes(sealed.to_dict()))
         self._node.history.add("scored", path=str(document.path), sharding=document.sharding, peer=document.author)
+
+    def _forget(self, liar: PeerId, number: int) -> None:
+        """A sample shows few lies: what was taken of whoever is caught is scored again, by others, and at once."""
+        self._rests[liar] = number + REST_SHARDINGS
+        self._leases = {path: lease for path, lease in self._leases.items() if lease[0] != liar}
+        self._drop_scores(number, lambda scores: scores.author == liar)
 
     def _judge(self, sender: PeerId, scores: Scores) -> None:
         if scores.run != self._run.id or scores.author != sender:
@@ -296,8 +305,8 @@ class Resharding:
             raise Refused(f"scores that cannot be checked: {error}", reason=Reason.MALFORMED) from None
         model = path_model(self._run.config.model, flats)
         chosen = np.random.default_rng().permutation(len(part))[:SAMPLE]
-        ours, theirs = window_nats(model, part.tokens[chosen]).sum(axis=1), table[chosen].sum(axis=1)
-        if not np.allclose(ours, theirs, rtol=TOLERANCE):
+        off = np.abs(window_nats(model, part.tokens[chosen]) - table[chosen]).sum(axis=1)
+        if off.max(initial=0.0) > TOLERANCE_NATS * counted_tokens(part.tokens.shape[1]):
             raise Refused(f"the scores of {scores.path} are not what its modules give", reason=Reason.MALFORMED)
 
 

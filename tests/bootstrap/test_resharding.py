@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from runtime_harness import World
 from tiny_run import tiny_config
 from virtual_time import end, eventually
@@ -232,15 +233,21 @@ async def test_volunteers_score_and_the_sharding_follows_from_it(tmp_path: Path)
             decode_router(desk.evaluator.blob(ref.digest), path_count=4, width=width)
 
 
+def scores_in(table: bytes) -> NDArray[np.float32]:
+    """Of 12 sequences of 3 windows."""
+    return np.frombuffer(table[-12 * 3 * 4 :], dtype="<f4").reshape(12, 3)
+
+
 async def test_made_up_scores_are_refused_and_the_path_is_given_out_again(tmp_path: Path) -> None:
     async with at_the_desk(tmp_path) as desk:
         work, _ = await ask_work(desk.scorer, None)
         assert work is not None
         with pytest.raises(Refused, match="cannot be checked"):
             await desk.offer(desk.scorer, work, b"junk")
-        honest = np.frombuffer(desk.honest(work)[-12 * 3 * 4 :], dtype="<f4").reshape(12, 3)
+        honest = scores_in(desk.honest(work))
         for table, words in (
             (encode_scores(honest * 0.5), "are not what its modules give"),
+            (encode_scores(honest[:, ::-1]), "are not what its modules give"),  # the sums are right
             (encode_scores(honest[:5]), "cannot be checked"),
             (encode_scores(honest * np.nan), "cannot be checked"),
             (b"junk", "cannot be checked"),
@@ -257,6 +264,25 @@ async def test_made_up_scores_are_refused_and_the_path_is_given_out_again(tmp_pa
         with pytest.raises(Refused, match="are wanted"):
             await desk.offer(other, work, desk.honest(work), sharding=2)
         await desk.offer(other, work, desk.honest(work))
+
+
+async def test_who_is_caught_with_made_up_scores_loses_those_that_were_taken(tmp_path: Path) -> None:
+    """A table that lies about few sequences may pass; nothing of whoever is caught with another one stays."""
+    async with at_the_desk(tmp_path) as desk:
+        first, _ = await ask_work(desk.scorer, None)
+        assert first is not None
+        other = await desk.peer(8)
+        second, _ = await ask_work(other, None)
+        assert second is not None
+        await desk.offer(other, second, desk.honest(second))
+        await desk.offer(desk.scorer, first, desk.honest(first))
+        third, _ = await ask_work(desk.scorer, None)
+        assert third is not None
+        with pytest.raises(Refused, match="are not what its modules give"):
+            await desk.offer(desk.scorer, third, encode_scores(scores_in(desk.honest(third)) * 1.01))
+        missing = desk.resharding._missing(1)
+        assert first.path in missing and third.path in missing and second.path not in missing
+        assert (await ask_work(await desk.peer(7), first.path))[0] == first, "at once"
 
 
 def made_up(world: World, path: PathId) -> tuple[list[bytes], bytes]:

@@ -4,6 +4,9 @@ Where its author says that they began has to be what the module's chain says, or
 explained by a state that was made up for it. Compared is what the steps came to before compression, that is what was
 sent and what is left unsent, without what was owed before: an auditor's own compression would add its error, and what
 was owed makes any two vectors look alike.
+
+What is left unsent is the author's word, so it has to be what the codec leaves. Else whoever sends anything at all may
+call its distance from the steps a debt, and the two together come to the steps.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +25,7 @@ from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.model.inner import StepReport
 from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.outer.codec import Compressed
+from dipaco_p2p.core.outer.compress import compress
 from dipaco_p2p.core.outer.outer_step import outer_gradient
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
 from dipaco_p2p.node.items import read_items
@@ -42,6 +47,9 @@ Doubles = NDArray[np.float64]
 
 TINY = 1e-9
 """As near to 0 as a ratio of norms counts."""
+UNLIKE_MAX = 0.02
+"""How far what was sent may be from what the codec makes, as a share of the squared norm: as for a cosine of 0.99. What
+is left is kept in bfloat16, which moves it by up to 0.0006."""
 TRIES = 3
 """To get a state from its author, who may be sending much else."""
 
@@ -91,12 +99,13 @@ class Repeater:
         if left is None:
             return NOTHING_GIVEN
         try:
-            owed, moments = trainer.read_state(left)
+            unsent, moments = trainer.read_state(left)
         except IntegrityError as error:
             return self._useless(work, error)
         own = [outer_gradient(old, new) for old, new in zip(flats, result.flats, strict=True)]
-        claimed = claims(sent, left=owed, owed=trainer.owed())
-        return compared(claimed, own, moments=farthest(moments, trainer.moments()))
+        claimed = claims(sent, left=unsent, owed=trainer.owed())
+        found = compared(claimed, own, moments=farthest(moments, trainer.moments()))
+        return found if is_by_codec(sent, left=unsent) else replace(found, cosine=-1.0)
 
     async def _left(
         self, work: Contribution, ref: BlobRef, trainer: PathTrainer, before: Sequence[Floats], after: Sequence[Floats]
@@ -169,6 +178,23 @@ def claims(
         claimed += 0.0 if after is None else after
         claimed -= 0.0 if before is None else before
         yield claimed
+
+
+def is_by_codec(sent: Sequence[Compressed], *, left: Sequence[Floats | None]) -> bool:
+    """Whether the codec makes this of what was sent and what is `left` together. It chooses what leaves least, so that
+    whoever sends something else has more left. Where values are alike it may choose others here, which leaves as much:
+    so what is left is compared, and not what was sent."""
+    for payload, after in zip(sent, left, strict=True):
+        if after is None:
+            continue
+        try:
+            due, least = compress(payload.expand() + after, codec=payload.codec)
+        except ValueError:  # more than the codec can say
+            return False
+        more = float(np.square(after, dtype=np.float64).sum() - np.square(least, dtype=np.float64).sum())
+        if more > UNLIKE_MAX * due.norm() ** 2:
+            return False
+    return True
 
 
 def compared(claimed: Iterable[Doubles], own: Iterable[Floats], *, moments: float) -> Repetition:

@@ -14,7 +14,9 @@ from tiny_run import tiny_config
 from virtual_time import eventually, play
 
 from dipaco_p2p.config import CompressionConfig, JudgingConfig, RunConfig
+from dipaco_p2p.core.arrays import from_bfloat16, to_bfloat16
 from dipaco_p2p.core.model.shards import Shard
+from dipaco_p2p.core.outer.compress import compress, decode_compressed, encode_compressed
 from dipaco_p2p.protocol.documents import BlobRef, Contribution
 from dipaco_p2p.protocol.gate import Repetition
 from dipaco_p2p.protocol.reasons import Reason
@@ -39,7 +41,7 @@ def refusals(world: World) -> list[str]:
     return [event["reason"] for volunteer in world.volunteers for event in volunteer.said("expired")]
 
 
-@pytest.mark.parametrize("uplink", ["int4", "int8", "top128"])
+@pytest.mark.parametrize("uplink", ["int4", "int8", "int2", "top128", "ternary160"])
 def test_honest_work_is_repeated_and_comes_out_the_same(
     tmp_path: Path, uplink: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,12 +82,33 @@ class OtherText(PathTrainer):
         super().__init__(run, path, Shard(tokens=(shard.tokens + 32) % 258), **settings)
 
 
-@pytest.mark.parametrize(("trainer", "honest"), [(Longer, 6), (OtherText, 6), (Longer, 2)])
+class Indebted(PathTrainer):
+    """Hands in three times its work, and says in its state that it owes what is too much."""
+
+    def outer_gradients(self, before: Sequence[Flat], after: Sequence[Flat]) -> list[OuterGradient]:
+        made = []
+        for honest, module in zip(super().outer_gradients(before, after), self.path.modules(), strict=True):
+            size, codec = self._run.layout(module).size, self._run.config.compression.uplink
+            due = decode_compressed(honest.payload, size=size, codec=codec).expand() + from_bfloat16(honest.residual)
+            sent, _ = compress(np.float32(3.0) * due, codec=codec)
+            debt = to_bfloat16(due - sent.expand())
+            made.append(replace(honest, payload=encode_compressed(sent), residual=debt))
+        return made
+
+
+class SparselyIndebted(Indebted):
+    """The same, where most of the work is owed anyway."""
+
+
+@pytest.mark.parametrize(
+    ("trainer", "honest"), [(Longer, 6), (OtherText, 6), (Longer, 2), (Indebted, 6), (SparselyIndebted, 6)]
+)
 def test_forged_work_does_not_count(tmp_path: Path, trainer: Callable[..., PathTrainer], honest: int) -> None:
     """With two others alive, one of them leads and repeats it as well."""
 
     async def scenario() -> None:
-        async with World(tmp_path, config=audited_config(rounds=8)) as world:
+        uplink = "ternary160" if trainer is SparselyIndebted else "int4"
+        async with World(tmp_path, config=audited_config(rounds=8, uplink=uplink)) as world:
             world.join_all(range(1, honest + 1))
             cheat = world.join(CHEAT, make_trainer=trainer)
             await eventually(lambda: caught(world, cheat), limit_s=600.0)

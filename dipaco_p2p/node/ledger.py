@@ -196,10 +196,10 @@ class Ledger:
                 self.spent[share.contribution] = self.open.pop(share.contribution)
 
     def cosign(self, version: int, cosignatures: Mapping[PeerId, str]) -> None:
-        """Further cosignatures of a version that is here; they are checked already."""
+        """Further cosignatures of a version that is here, checked already. The coordinator's gives way to no other."""
         known = self.versions[version - 1]
         if not cosignatures.items() <= known.cosignatures.items():
-            self.versions[version - 1] = known.cosigned(cosignatures)
+            self.versions[version - 1] = known.cosigned(cosignatures, above_all=self._run.manifest.author)
             self._write(self.versions[version - 1])
             self._note_final(self.versions[version - 1])
 

@@ -116,6 +116,8 @@ DOCUMENT_BYTES_MAX = 240 * 1024
 """Of one document as canonical JSON. A version with SHARES_MAX contributions fits, whatever they say."""
 
 MIRRORS_MAX = 8
+COSIGNATURES_MAX = MIRRORS_MAX + 2
+"""Under one version: of its mirrors, the coordinator and a second seed node."""
 CUSTODY_MAX = 4
 """Of one receipt: one is enough."""
 COSIGNATURE = "cosignature"
@@ -354,9 +356,12 @@ class Sealed(Generic[D]):
         plain = {"document": strict.plain(self.document), "signature": self.signature}
         return plain | ({"cosignatures": dict(self.cosignatures)} if self.cosignatures else {})
 
-    def cosigned(self, cosignatures: Mapping[PeerId, str]) -> Sealed[D]:
-        """The same with these besides; they are checked already, or our own."""
-        return replace(self, cosignatures={**self.cosignatures, **cosignatures})
+    def cosigned(self, cosignatures: Mapping[PeerId, str], *, above_all: PeerId | None = None) -> Sealed[D]:
+        """The same with these besides; they are checked already, or our own. Anybody can make keys that sign, and
+        nobody reads more than COSIGNATURES_MAX: of more the earlier ones give way, that of `above_all` last."""
+        found = {**self.cosignatures, **cosignatures}
+        latest = sorted(found, key=lambda peer: (peer == above_all, peer in cosignatures))[-COSIGNATURES_MAX:]
+        return replace(self, cosignatures={peer: found[peer] for peer in latest})
 
 
 def document_id(document: Document) -> str:
@@ -422,7 +427,7 @@ def unseal(kind: type[D], value: object) -> Sealed[D]:
 
 
 def _cosignatures(value: object, data: bytes) -> dict[PeerId, str]:
-    if not isinstance(value, dict) or len(value) > MIRRORS_MAX + 2:
+    if not isinstance(value, dict) or len(value) > COSIGNATURES_MAX:
         raise IntegrityError("the cosignatures of a version must be a small table")
     for peer, signature in value.items():
         if not isinstance(signature, str) or not verify(PeerId(peer), COSIGNATURE, data, signature):

@@ -39,7 +39,7 @@ DEPTH_MAX = 20
 PLACE_BITS = 64
 WHOLE_MAX = 64
 """Modules, paths and peers of a swarm that is read whole: one bucket, and every key."""
-CROWD = 16
+CROWD = 8
 """Records under a key that is read at every look; more are read less often in proportion."""
 LOOKS_MAX = 3
 """Looks between two reads of a key at most: a record lives for six looks, and is repeated every second one."""

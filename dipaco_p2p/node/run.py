@@ -111,6 +111,7 @@ class Run:
             audited=self.config.audited,
             coordinator=self.manifest.author,
             earlier=self.manifest.workers,
+            tokens_max=self.tokens_full,
         )
 
     def places(self, module: ModuleId) -> int:

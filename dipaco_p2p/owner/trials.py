@@ -378,9 +378,9 @@ class Trials:
         if not self._is_audited(document, draw):
             return
         least = 2 if _is_drawn(f"again {draw}", AGAIN) else 1
-        while _repeated(said) < least or _is_undecided(said):
+        while sum(one.document.repeated is not None for one in said.values()) < least or _is_undecided(said):
             now_s = self._node.clock.now_s()
-            left = [judge for judge in self._auditors(document, draw) if judge not in asked]
+            left = [judge for judge in self._auditors(document, draw) if judge not in asked and self._counts(judge)]
             if not left or now_s >= until_s + self._limit_s():
                 return
             if (judge := next((one for one in left if one not in taken), None)) is None:
@@ -409,6 +409,10 @@ class Trials:
                     return None
             await self._node.clock.sleep(RETRY_S)
         return None
+
+    def _counts(self, auditor: PeerId) -> bool:
+        """Whether its word on steps that it has repeated counts on this chain."""
+        return self._node.run.verdicts([], self._chain.ledger.standings).is_known(auditor)
 
     def _is_audited(self, document: Contribution, draw: str) -> bool:
         """By its author's standing, and the draw."""
@@ -488,11 +492,6 @@ class Trials:
 
 def _is_undecided(said: Mapping[PeerId, Sealed[Appraisal]]) -> bool:
     return gate.is_undecided(sealed.document for sealed in said.values())
-
-
-def _repeated(said: Mapping[PeerId, Sealed[Appraisal]]) -> int:
-    """How many have repeated the work."""
-    return sum(sealed.document.repeated is not None for sealed in said.values())
 
 
 def _is_drawn(lot: str, chance: float) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from ..canonical import canonical_bytes, digest
 from ..errors import IntegrityError
@@ -14,7 +15,7 @@ from .audits import AUDITORS_MAX, AUDITS_MAX, Audit, Work
 from .documents import Contribution, Sealed, unseal
 from .gate import DRAW, Appraisal, Judged
 from .reasons import Reason
-from .signing import PeerId, public_key_of, verify
+from .signing import VALUES_MAX, PeerId, public_key_of, verify
 from .standing import Findings, Standings
 
 APPRAISALS_MAX = 4096
@@ -63,19 +64,24 @@ class Verdicts:
         audited: int,
         coordinator: PeerId,
         earlier: Collection[PeerId] = (),
+        tokens_max: int = VALUES_MAX,
     ) -> None:
-        """`standings` are those of the chain up to the version's parent; `audited` is RunConfig's, and `earlier` are
-        the manifest's workers."""
+        """`standings` are those of the chain up to the version's parent; `audited` is RunConfig's, `earlier` are the
+        manifest's workers, and no work has more than `tokens_max`."""
         self._appraisals = _sorted(appraisals)
         self._standings = standings
         self._audited = audited
         # In the first version everybody is new: it is chance whose work could be audited already.
         self._is_first = not standings.peers
         self._earlier = earlier
+        self._tokens_max = tokens_max
         of_work: dict[str, list[Appraisal]] = defaultdict(list)
-        for sealed in self._appraisals:
-            if standings.of(sealed.document.author).is_heard or sealed.document.author == coordinator:
-                of_work[sealed.document.work].append(sealed.document)
+        for said in (sealed.document for sealed in self._appraisals):
+            if said.author == coordinator:
+                of_work[said.work].append(said)
+            elif standings.of(said.author).is_heard:
+                # Nobody but the leader may know a judge that the chain does not: it may have made the key a moment ago.
+                of_work[said.work].append(said if self.is_known(said.author) else replace(said, repeated=None))
         works = self._works = {
             work: Judged(
                 is_known=self.is_known(found[0].of),
@@ -111,7 +117,8 @@ class Verdicts:
         for id_, judged in sorted(self._works.items()):
             named, work = self._standings.audited.auditors(id_), recent.get(id_)
             if work is None:
-                work = Work(author=judged.author, tokens=min(one.tokens for one in judged.appraisals))
+                said = min(one.tokens for one in judged.appraisals)
+                work = Work(author=judged.author, tokens=min(said, self._tokens_max))
                 is_forged = self._refused.get(id_) == Reason.NOT_REPEATED and judged.is_known and not named
                 if not is_forged or work.author in forgers:
                     continue

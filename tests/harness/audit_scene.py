@@ -11,6 +11,7 @@ from typing import Any
 
 from judging_scene import MODULE, Scene, judged_config
 from runtime_harness import World
+from tiny_run import signer
 from virtual_time import eventually
 
 from bootstrap.archives.verify import verify_run
@@ -26,10 +27,12 @@ SAME, OFF = Repetition(cosine=1.0, ratio=1.0, moments=1.0), Repetition(cosine=0.
 
 @asynccontextmanager
 async def audited_world(folder: Path) -> AsyncIterator[tuple[World, Auditors]]:
-    """A world whose works are all repeated, by these auditors; the first work of each author is on probation."""
+    """A world whose works are all repeated, by these auditors; the first work of each author is on probation. Its
+    leaders have worked in a stage before, so that each chain takes their word."""
     config, auditors = judged_config(rounds=20), Auditors()
     config = replace(config, judging=replace(config.judging, audited=1))
-    async with World(folder, config=config, measure=toy_gains, repeat=auditors) as world:
+    workers = [signer(number).peer for number in range(50, 58)]
+    async with World(folder, config=config, workers=workers, measure=toy_gains, repeat=auditors) as world:
         yield world, auditors
 
 

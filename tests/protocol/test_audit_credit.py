@@ -25,6 +25,8 @@ SAME = Repetition(cosine=1.0, ratio=1.0, moments=1.0)
 OFF = Repetition(cosine=0.5, ratio=1.0, moments=1.0)
 TOKENS = 100
 AUDITED = 2
+EARLIER = [auditor.peer for auditor in AUDITORS]
+"""They have worked in the stage before: no chain takes a stranger's word on repeated steps."""
 
 
 def work(name: str) -> str:
@@ -77,7 +79,7 @@ class Chain:
 
     def version(self, counts: Share, appraisals: list[Sealed[Appraisal]], **changes: Any) -> ModuleVersion:
         """The next one as a leader of good will makes it, but for the changes."""
-        verdicts = Verdicts(appraisals, self.standings, audited=AUDITED, coordinator=COORDINATOR.peer)
+        verdicts = Verdicts(appraisals, self.standings, audited=AUDITED, coordinator=COORDINATOR.peer, earlier=EARLIER)
         works = works_of([counts])
         values = {"shares": (counts,), "findings": verdicts.findings(works), "audits": verdicts.audits(works)}
         return child(self.head, **(values | changes))
@@ -296,8 +298,23 @@ def test_a_version_names_so_many_audits_that_it_fits() -> None:
         child(audits=tuple(sorted(audits)))
     counted = {one.work: Work(author=AUTHOR.peer, tokens=TOKENS) for one in audits}
     appraisals = [said(one.work, AUDITORS[0], SAME) for one in audits]
-    verdicts = Verdicts(appraisals, Standings(), audited=AUDITED, coordinator=COORDINATOR.peer)
+    verdicts = Verdicts(appraisals, Standings(), audited=AUDITED, coordinator=COORDINATOR.peer, earlier=EARLIER)
     assert len(verdicts.audits(counted)) == AUDITS_MAX
+
+
+def test_nobody_is_found_a_forger_or_paid_on_the_word_of_strangers() -> None:
+    """Attack: a leader makes two keys that never worked, and they say that works which do not exist were forged."""
+    strangers, standings = [signer(number) for number in (31, 32)], Standings()
+    standings.add(1, authors=[AUTHOR.peer], findings=None)
+    lies = [said(work("none"), stranger, OFF) for stranger in strangers]
+
+    def found(earlier: list[PeerId]) -> Verdicts:
+        return Verdicts(lies, standings, audited=AUDITED, coordinator=COORDINATOR.peer, earlier=earlier, tokens_max=7)
+
+    assert not found(EARLIER).forgers and not found(EARLIER).audits({}) and found(EARLIER).findings({}) is None
+    known = found([each.peer for each in strangers])
+    assert known.forgers == {AUTHOR.peer}
+    assert [audit.tokens for audit in known.audits({})] == [7, 7], "no more than a work can have, whatever they say"
 
 
 @pytest.mark.parametrize("changes", [{"work": "x"}, {"by": PeerId("<b>a word of its own</b>")}])

@@ -204,7 +204,8 @@ def verdicts_of(said: list[Sealed[Appraisal]], *, known: bool = False, audited: 
     standings = Standings()
     if known:
         standings.add(1, authors=[AUTHOR.peer], findings=None)
-    return Verdicts(said, standings, audited=audited, coordinator=COORDINATOR.peer)
+    earlier = [judge.peer for judge in JUDGES]
+    return Verdicts(said, standings, audited=audited, coordinator=COORDINATOR.peer, earlier=earlier)
 
 
 def test_a_round_is_judged_again_from_its_blob() -> None:

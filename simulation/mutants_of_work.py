@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from dipaco_p2p.canonical import digest
 from dipaco_p2p.core.outer import codec, copies
 from dipaco_p2p.owner import intake
 from dipaco_p2p.owner import version as recompute
@@ -15,9 +16,13 @@ from dipaco_p2p.owner.trials import Trials
 from dipaco_p2p.protocol import admission, expulsion, gate
 from dipaco_p2p.protocol.admission import ADMITTED
 from dipaco_p2p.protocol.audits import Audited
+from dipaco_p2p.protocol.documents import Sealed, seal
+from dipaco_p2p.protocol.gate import Appraisal, Repetition
 from dipaco_p2p.protocol.norms import Norms
 from dipaco_p2p.protocol.rounds import Round, RoundEvent, RoundState
+from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.standing import Standings
+from dipaco_p2p.protocol.verdicts import Verdicts
 from dipaco_p2p.protocol.versions import Tally
 from peers.path.assignment import Assignment
 from peers.path.training import Training
@@ -145,6 +150,35 @@ def a_finding_counts_twice(patches: Patches) -> None:
     patches.replace(Standings, "is_noted", always(False))
     patches.replace(Standings, "check", nothing)
     _say_again(patches)
+
+
+@mutant("strangers' word on repeated steps counts", faults=("slow", "join"))
+def strangers_word_counts(patches: Patches) -> None:
+    patches.replace(Verdicts, "_heard", lambda original: lambda self, said: said)
+
+    @patches.wrap(Trials, "next_round")
+    def next_round(original: Any, self: Trials, *, is_made: bool) -> None:
+        original(self, is_made=is_made)
+        self._evidence += [
+            _lie(self, number, share.peer) for share in self._chain.ledger.head.shares for number in (1, 2)
+        ]
+
+
+def _lie(trials: Trials, number: int, of: PeerId) -> Sealed[Appraisal]:
+    """That work of this peer is forged which it never made, by a key that the leader has made."""
+    friend, work = Signer(number.to_bytes(32, "big")), digest(f"never made by {of}".encode())
+    said = Appraisal(
+        run=trials._node.run.id,
+        work=work,
+        of=of,
+        tokens=1,
+        gain=1.0,
+        error=0.1,
+        draw=friend.sign(gate.DRAW, work.encode()),
+        repeated=Repetition(cosine=0.0, ratio=1.0, moments=1.0),
+        author=friend.peer,
+    )
+    return seal(friend, said)
 
 
 @mutant("a single owner expels", faults=("forging volunteer", "seed death"))

@@ -76,12 +76,9 @@ class Verdicts:
         self._earlier = earlier
         self._tokens_max = tokens_max
         of_work: dict[str, list[Appraisal]] = defaultdict(list)
-        for said in (sealed.document for sealed in self._appraisals):
-            if said.author == coordinator:
-                of_work[said.work].append(said)
-            elif standings.of(said.author).is_heard:
-                # Nobody but the leader may know a judge that the chain does not: it may have made the key a moment ago.
-                of_work[said.work].append(said if self.is_known(said.author) else replace(said, repeated=None))
+        self._coordinator = coordinator
+        for said in filter(None, map(self._heard, (sealed.document for sealed in self._appraisals))):
+            of_work[said.work].append(said)
         works = self._works = {
             work: Judged(
                 is_known=self.is_known(found[0].of),
@@ -99,6 +96,15 @@ class Verdicts:
         """Whether the chain counts work of `peer`, or the stage before does and the chain finds none of it forged."""
         standings = self._standings
         return standings.of(peer).is_known or (peer in self._earlier and not standings.last_found("forged", peer))
+
+    def _heard(self, said: Appraisal) -> Appraisal | None:
+        """What counts of a judge's word. Nobody but the leader may know a judge that the chain does not: it may have
+        made the key a moment ago, to call others forgers and to be paid for it."""
+        if said.author == self._coordinator:
+            return said
+        if not self._standings.of(said.author).is_heard:
+            return None
+        return said if self.is_known(said.author) else replace(said, repeated=None)
 
     def findings(self, counted: Mapping[str, Work]) -> Findings | None:
         """What a version notes that counts these works, by id."""

@@ -104,7 +104,7 @@ def test_a_bucket_that_is_as_deep_as_any_stays() -> None:
 
 
 def test_a_fuller_key_is_read_less_often_but_twice_in_the_life_of_a_record() -> None:
-    assert [looks_between(records) for records in (0, 1, 16, 17, 40, 300)] == [1, 1, 1, 2, 3, 3]
+    assert [looks_between(records) for records in (0, 1, 8, 9, 16, 17, 300)] == [1, 1, 1, 2, 2, 3, 3]
     assert LOOKS_MAX <= 3, "a record lives for six looks and is repeated every second one"
 
 

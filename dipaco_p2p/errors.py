@@ -8,6 +8,7 @@
     |   |-- Unreachable             a peer did not answer, or not in time
     |   `-- BlobMissing             no holder could give the bytes
     |-- EnvironmentUnfit        5   this machine: a taken port, a full disk, a wrong clock
+    |   `-- TooManyFiles            this process may open no more files now; it says nothing of the disk
     |-- WrongRun                6   the other side is of another run or protocol version
     |-- Refused                 7   a peer gave a reason why it will not take something
     |-- IntegrityError          8   bytes that are not what their digest or signature says
@@ -68,6 +69,10 @@ class EnvironmentUnfit(DipacoError):
     """This machine cannot do the work: a taken port, a full disk, a wrong clock."""
 
     exit_code = 5
+
+
+class TooManyFiles(EnvironmentUnfit):
+    """This process, or the machine, may open no more files now; a moment later it may."""
 
 
 class WrongRun(DipacoError):

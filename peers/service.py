@@ -28,7 +28,7 @@ import typer
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, NotRunning
 from dipaco_p2p.program.control.options import Json, end
-from dipaco_p2p.program.files import output_of
+from dipaco_p2p.program.files import OPEN_FILES, output_of
 
 from .preferences.commands import ConfigFile, Home, RunId
 from .preferences.keys import GB
@@ -83,6 +83,7 @@ RestartMaxDelaySec={longest_s}
 KillMode=mixed
 KillSignal=SIGTERM
 TimeoutStopSec={stop_s}
+LimitNOFILE={files}
 Nice=10
 IOSchedulingClass=idle
 OOMScoreAdjust=500
@@ -139,6 +140,7 @@ def unit(service: Service) -> str:
         steps=RESTARTS_UNTIL_LONGEST,
         longest_s=LONGEST_RESTART_S,
         stop_s=int(service.grace_s) + LEAVING_S,
+        files=OPEN_FILES,
         memory=memory,
         sandbox=sandbox,
     )

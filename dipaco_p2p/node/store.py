@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ..canonical import digest, is_digest
 from ..clock import Clock
-from ..errors import EnvironmentUnfit, IntegrityError, Refused
+from ..errors import EnvironmentUnfit, IntegrityError, Refused, TooManyFiles
 from ..program import files
 from ..program.files import make_folder, rename, sync, unfit, write_atomically
 from ..protocol.documents import BlobRef
@@ -66,7 +66,8 @@ class Store:
         self._is_read_only = is_read_only
         self.failure: EnvironmentUnfit | None = None
         """The last write that the disk refused. Whoever wrote may have had it on another's behalf, and answered only
-        that a request failed: the program looks here, and ends."""
+        that a request failed: the program looks here, and ends. Too many open files are no such refusal: a stranger
+        can bring them about, and they pass."""
         if is_read_only:
             return
         for name in ("blobs", "partial", "documents"):
@@ -156,8 +157,7 @@ class Store:
             with path.open("ab") as file:
                 files.disk.write(file, data)
         except OSError as error:
-            self.failure = unfit(error, path)
-            raise self.failure from None
+            raise self._failed(unfit(error, path)) from None
 
     def finish_partial(self, path: Path, name: str) -> None:
         """Keep what was transferred as the blob `name`: synced and renamed, not written again. Raises IntegrityError,
@@ -176,8 +176,7 @@ class Store:
         except FileNotFoundError:  # others' transfers may take its place at any time
             raise IntegrityError(f"the transfer of blob {name[:8]} is gone", hint="it starts again") from None
         except OSError as error:
-            self.failure = unfit(error, path)
-            raise self.failure from None
+            raise self._failed(unfit(error, path)) from None
         raise IntegrityError(f"the transfer is not blob {name[:8]}")
 
     def write_document(self, name: str, data: bytes) -> None:
@@ -227,8 +226,12 @@ class Store:
                 make_folder(path.parent)
             write_atomically(path, *parts, is_cold=is_cold)
         except EnvironmentUnfit as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: EnvironmentUnfit) -> EnvironmentUnfit:
+        if not isinstance(error, TooManyFiles):
             self.failure = error
-            raise
+        return error
 
     def _sweep(self) -> None:
         for path in (*self.folder.rglob("*.tmp"), *self.folder.glob("removed/*")):

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import EXIT_SECOND_INTERRUPT, DipacoError, EnvironmentUnfit, Interrupted
+from .files import OPEN_FILES_ERRORS, allow_open_files, too_many_files
 
 log = logging.getLogger(__name__)
 
@@ -47,20 +48,30 @@ def run_program(main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
     """
     try:
         _require_linux()
+        allow_open_files()
         return asyncio.run(_stoppable(main)) or 0
     except DipacoError as error:
         print_error(error)
         return error.exit_code
     except OSError as error:  # a full disk can be met at any write: of a history, a log, a cache
-        if error.errno not in DISK_ERRORS:
+        unfit = _unfit(error)
+        if unfit is None:
             raise
-        where = f" for {error.filename}" if error.filename else ""
-        problem = (error.strerror or str(error)).lower()
-        unfit = EnvironmentUnfit(f"{problem}{where}", hint="free some space, or choose another folder")
         print_error(unfit)
         return unfit.exit_code
     except KeyboardInterrupt:
         return EXIT_SECOND_INTERRUPT
+
+
+def _unfit(error: OSError) -> EnvironmentUnfit | None:
+    """What to tell of it if this machine is the cause; None if it may be a mistake of ours."""
+    if error.errno in OPEN_FILES_ERRORS:
+        return too_many_files(error.filename or "a connection")
+    if error.errno not in DISK_ERRORS:
+        return None
+    where = f" for {error.filename}" if error.filename else ""
+    problem = (error.strerror or str(error)).lower()
+    return EnvironmentUnfit(f"{problem}{where}", hint="free some space, or choose another folder")
 
 
 def run_command(work: Callable[[], int | None]) -> int:

@@ -16,6 +16,7 @@ import errno
 import fcntl
 import itertools
 import os
+import resource
 import shutil
 import subprocess
 import tempfile
@@ -25,11 +26,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import EnvironmentUnfit
+from ..errors import EnvironmentUnfit, TooManyFiles
 
 LOCK_NAME = "lock"
 PIECE_BYTES = 4 * 1024 * 1024
 """Of what nobody reads soon, written before the disk begins with it."""
+OPEN_FILES = 65_536
+"""What a program asks for: each call of a peer is one. Many systems give 1024 until they are asked."""
+OPEN_FILES_ERRORS = {errno.EMFILE, errno.ENFILE}
 ELSEWHERE = "choose another folder (--home of a volunteer, --dir of a coordinator)"
 _writes = itertools.count()
 _removing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="removing")
@@ -154,12 +158,28 @@ def rename(temporary: Path, path: Path) -> None:
 
 
 def unfit(error: OSError, path: Path) -> EnvironmentUnfit:
-    """What to tell about a file system that refuses."""
+    """What to tell about a file system that refuses, or that was not asked because too many files are open."""
+    if error.errno in OPEN_FILES_ERRORS:
+        return too_many_files(path)
     if isinstance(error, LimitReached):
         return EnvironmentUnfit(str(error), hint=f"raise `disk_gb`, or {ELSEWHERE}")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EnvironmentUnfit(f"no space left on the disk of {path.parent}", hint=f"free some space, or {ELSEWHERE}")
     return EnvironmentUnfit(f"cannot write {path}: {error.strerror}", hint=ELSEWHERE)
+
+
+def too_many_files(wanted: Path | str) -> TooManyFiles:
+    """What to tell when `wanted` could not be opened beside all others."""
+    hint = "raise the hard limit: `LimitNOFILE` of a systemd unit, or `nofile` in /etc/security/limits.conf"
+    return TooManyFiles(f"too many open files: {wanted} cannot be opened", hint=hint)
+
+
+def allow_open_files() -> None:
+    """Let this process, and those that it starts, open as many files as the system grants, `OPEN_FILES` at most."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _lock(handle: int, folder: Path, hint: str) -> None:

@@ -200,15 +200,14 @@ class Dispatcher:
         self._handlers[method] = handler
 
     @contextlib.contextmanager
-    def entered(self, caller: Caller) -> Iterator[Entrance]:
-        """Count a call of `caller` while the block runs, from before its request is read; raises Refused ("busy")."""
-        entrance = Entrance(caller)
+    def entered(self, caller: Caller) -> Iterator[None]:
+        """Count a call of `caller` while the block runs, from before its request is read until its stream is closed;
+        raises Refused ("busy")."""
         try:
-            entrance.take(self._open)
-            self._hosts[caller.peer] = caller.host
-            yield entrance
+            with self._open.place(caller):
+                self._hosts[caller.peer] = caller.host
+                yield
         finally:
-            entrance.leave()
             if not self._open.held(caller):
                 self._hosts.pop(caller.peer, None)
 
@@ -217,16 +216,16 @@ class Dispatcher:
         return self._hosts.get(peer, "")
 
     @contextlib.asynccontextmanager
-    async def turn(self, entrance: Entrance, header: dict[str, Any], body_bytes: int) -> AsyncIterator[Awaiting]:
+    async def turn(self, caller: Caller, header: dict[str, Any], body_bytes: int) -> AsyncIterator[Awaiting]:
         """What a call is, is known now: if it is bulk it waits for its turn, before its body is read. Gives what its
-        body and its reply, of so many bytes, are awaited in."""
+        body and its reply, of so many bytes, are awaited in. Raises Refused ("busy")."""
         if is_bulk(header, body_bytes):
-            entrance.take(self._bulk)
-            async with self._bulk_turns.turn(entrance.caller):
-                yield self._bulk_turns.awaiting
+            with self._bulk.place(caller):
+                async with self._bulk_turns.turn(caller):
+                    yield self._bulk_turns.awaiting
         else:
-            entrance.take(self._control)
-            yield nullcontext
+            with self._control.place(caller):
+                yield nullcontext
 
     async def answer(self, caller: PeerId, request: Frame) -> Frame:
         """The reply to `request`, whatever its handler does; only cancellation passes through."""
@@ -261,24 +260,6 @@ class Dispatcher:
             raise Refused(f"`{method}` failed at the other side", reason=Reason.INTERNAL) from None
 
 
-class Entrance:
-    """The places that one open call takes."""
-
-    def __init__(self, caller: Caller) -> None:
-        self.caller = caller
-        self._taken: list[Share] = []
-
-    def take(self, share: Share) -> None:
-        """Take a place; raises Refused ("busy")."""
-        if not share.take(self.caller):
-            raise Refused("more calls at once than one peer, or one address, may have now", reason=Reason.BUSY)
-        self._taken.append(share)
-
-    def leave(self) -> None:
-        for share in self._taken:
-            share.give_back(self.caller)
-
-
 def is_bulk(header: dict[str, Any], body_bytes: int) -> bool:
     """Whether a request with this header and body moves a blob; of a stage's method the name follows a slash."""
     method = str(header.get("method"))[:MESSAGE_CHARS_MAX].rpartition("/")[2]
@@ -306,6 +287,16 @@ class Share:
         self._held[caller.peer] += 1
         self._held_at[caller.host] += bool(caller.host)
         return True
+
+    @contextlib.contextmanager
+    def place(self, caller: Caller) -> Iterator[None]:
+        """One for `caller` while the block runs; raises Refused ("busy")."""
+        if not self.take(caller):
+            raise Refused("more calls at once than one peer, or one address, may have now", reason=Reason.BUSY)
+        try:
+            yield
+        finally:
+            self.give_back(caller)
 
     def give_back(self, caller: Caller) -> None:
         """One that `caller` took is free again."""

@@ -371,8 +371,9 @@ class MemorySwarm:
         try:
             if self._network.is_overloaded(self.peer):
                 raise Refused("more calls at once than one peer may have now", reason=Reason.BUSY)
-            with self._dispatcher.entered(Caller(caller, self._network.hosts.get(caller, ""))) as entrance:
-                async with self._dispatcher.turn(entrance, request.header, len(request.body)):
+            entering = Caller(caller, self._network.hosts.get(caller, ""))
+            with self._dispatcher.entered(entering):
+                async with self._dispatcher.turn(entering, request.header, len(request.body)):
                     self._counts["bytes_received"] += size_bytes
                     reply, size_bytes = _carried(await self._dispatcher.answer(caller, request))
                     self._counts["bytes_sent"] += size_bytes

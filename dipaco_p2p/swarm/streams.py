@@ -15,13 +15,17 @@ from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, public_key_of
 from . import frames
 from .api import BODY_BYTES_MAX, HEADER_BYTES_MAX
-from .frames import Caller, Dispatcher, Entrance, Frame
+from .frames import Caller, Dispatcher, Frame, Share
 
 T = TypeVar("T")
 
 CHUNK_BYTES = 256 * 1024
 DISCARD_BYTES_MAX = HEADER_BYTES_MAX + BODY_BYTES_MAX
 HANG_UP_S_MAX = 2.0
+REFUSALS_MAX = 64
+"""Streams that may not come in and are told so: each is an open file of ours until its caller has hung up,"""
+REFUSALS_PER_PEER_MAX = 8
+"""and of one peer. More are closed at once, without a word."""
 
 
 async def exchange(reader: StreamReader, writer: StreamWriter, request: Frame) -> Frame:
@@ -45,6 +49,7 @@ class StreamServer:
 
     def __init__(self, dispatcher: Dispatcher, counts: Counter[str], *, timeout_s: float) -> None:
         self._dispatcher, self._counts, self._timeout_s = dispatcher, counts, timeout_s
+        self._refused = Share(REFUSALS_MAX, per_peer=REFUSALS_PER_PEER_MAX)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def answer(
@@ -72,29 +77,43 @@ class StreamServer:
         return task
 
     async def _answer(self, caller: Caller, reader: StreamReader, writer: StreamWriter, is_relayed: bool) -> None:
+        """A stream is an open file of this process, so each has a place from its beginning to its end."""
         try:
-            await self._answer_or_refuse(caller, reader, writer, is_relayed)
-            await wait_hang_up(reader)
+            with self._dispatcher.entered(caller):
+                await self._answer_or_refuse(caller, reader, writer, is_relayed)
+                await wait_hang_up(reader)
+        except Refused as refused:
+            await self._turn_away(caller, refused, reader, writer)
         except (TimeoutError, ConnectionError, IncompleteReadError):
             self._counts["calls_broken"] += 1
         finally:
-            writer.close()
+            writer.transport.abort()  # closed, it would stay until all is sent, and its caller may read nothing
+
+    async def _turn_away(self, caller: Caller, refused: Refused, reader: StreamReader, writer: StreamWriter) -> None:
+        try:
+            with self._refused.place(caller):
+                await self._refuse(writer, refused)
+                await wait_hang_up(reader)
+        except Refused:
+            self._counts["calls_refused"] += 1
 
     async def _answer_or_refuse(
         self, caller: Caller, reader: StreamReader, writer: StreamWriter, is_relayed: bool
     ) -> None:
         try:
             public_key_of(caller.peer)  # A foreign kind of key could not sign anything for us.
-            with self._dispatcher.entered(caller) as entrance:
-                await self._answer_entered(entrance, reader, writer, is_relayed)
+            await self._answer_entered(caller, reader, writer, is_relayed)
         except (Refused, IntegrityError) as error:
             refused = error if isinstance(error, Refused) else Refused(str(error), reason=Reason.MALFORMED)
-            with contextlib.suppress(TimeoutError, ConnectionError):
-                async with asyncio.timeout(HANG_UP_S_MAX):
-                    await send(writer, self._dispatcher.refuse(refused))
+            await self._refuse(writer, refused)
+
+    async def _refuse(self, writer: StreamWriter, refused: Refused) -> None:
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(HANG_UP_S_MAX):
+                await send(writer, self._dispatcher.refuse(refused))
 
     async def _answer_entered(
-        self, entrance: Entrance, reader: StreamReader, writer: StreamWriter, is_relayed: bool
+        self, caller: Caller, reader: StreamReader, writer: StreamWriter, is_relayed: bool
     ) -> None:
         heads = self._dispatcher.heads
 
@@ -102,13 +121,13 @@ class StreamServer:
             async with heads.awaiting(length):
                 return await reader.readexactly(length)
 
-        async with heads.turn(entrance.caller), asyncio.timeout(self._timeout_s):
+        async with heads.turn(caller), asyncio.timeout(self._timeout_s):
             head = await frames.read_head(read_exactly)
-        async with self._dispatcher.turn(entrance, head.header, head.body_bytes) as awaiting:
+        async with self._dispatcher.turn(caller, head.header, head.body_bytes) as awaiting:
             async with asyncio.timeout(self._timeout_s), awaiting(head.body_bytes):
                 request = await head.frame(reader.readexactly)
             self._counts["bytes_received"] += (received := frames.size_bytes(request))
-            reply = await self._dispatcher.answer(entrance.caller.peer, request)
+            reply = await self._dispatcher.answer(caller.peer, request)
             async with asyncio.timeout(self._timeout_s), awaiting(len(reply.body)):
                 await send(writer, reply)
             self._counts["bytes_sent"] += (sent := frames.size_bytes(reply))
@@ -123,12 +142,13 @@ def why_broken(error: Exception, timeout_s: float) -> str:
 
 
 async def send(writer: StreamWriter, frame: Frame) -> None:
-    """Write a frame, waiting for the other side chunk by chunk."""
+    """Write a frame, waiting for the other side chunk by chunk, until nothing of it is left here."""
     writer.write(frames.encode_head(frame))
     body = memoryview(frame.body)
     for start in range(0, len(body), CHUNK_BYTES):
         writer.write(body[start : start + CHUNK_BYTES])
         await writer.drain()
+    writer.transport.set_write_buffer_limits(high=0)  # up to 64 KiB count as drained else
     await writer.drain()
 
 

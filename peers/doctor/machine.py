@@ -19,7 +19,7 @@ from dipaco_p2p.config import PACKAGE
 from dipaco_p2p.errors import ConfigError, DipacoError, EnvironmentUnfit
 from dipaco_p2p.node.sizes import Needs
 from dipaco_p2p.program.examination import DAMAGED, Finding, failure, fine, warning
-from dipaco_p2p.program.files import free_disk, installed_version, output_of, why_unwritable
+from dipaco_p2p.program.files import OPEN_FILES, free_disk, installed_version, output_of, why_unwritable
 from dipaco_p2p.program.text import in_bytes
 from dipaco_p2p.swarm.addresses import read_place
 from dipaco_p2p.swarm.hivemind.daemon import SOCKET_FOLDER, stale_sockets, wait_port_free
@@ -150,7 +150,8 @@ PINS: Mapping[str, tuple[str, str]] = {
     "safetensors": ("0.4.3", "1"),
 }
 """From the first version on, below the second; the reasons are in pyproject.toml."""
-FILES_MIN, FILES_WELL = 256, 1024
+FILES_MIN, FILES_WELL = 256, 4096
+"""Calls of strangers alone may be a thousand, and circuits through a relay five hundred."""
 DISK_WELL = 2**30
 MEMORY_WELL = 2**30
 """What a machine should have free while nothing is known of a run."""
@@ -238,13 +239,13 @@ def judge_identity(home: HomeFacts) -> Finding:
     return fine("identity", f"{key}, for its owner only")
 
 
-def judge_files(soft: int, hard: int) -> Finding:
-    """Open files: every call of a peer is one."""
-    words = f"{soft} open files are allowed"
-    if soft >= FILES_WELL:
+def judge_files(hard: int) -> Finding:
+    """Open files: every call of a peer is one. A program raises its own limit to the `hard` one."""
+    words = f"{min(hard, OPEN_FILES)} open files are allowed"
+    if hard >= FILES_WELL:
         return fine("files", words)
-    remedy = f"ulimit -n {min(hard, 4096)}" if hard > soft else "raise `nofile` in /etc/security/limits.conf"
-    return (failure if soft < FILES_MIN else warning)("files", words, remedy)
+    remedy = "raise `LimitNOFILE` of the systemd unit, or `nofile` in /etc/security/limits.conf"
+    return (failure if hard < FILES_MIN else warning)("files", words, remedy)
 
 
 def judge_port(place: str, problem: str | None, hint: str = "") -> Finding:
@@ -329,12 +330,12 @@ async def port_finding(listen: str) -> Finding:
 
 def machine_findings(home: HomeFacts, gpu: GpuFacts, config: PeerConfig) -> list[Finding]:
     """What needs neither a network nor a run."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return [
         judge_packages({name: installed_version(name) for name in PINS}),
         judge_gpu(gpu, is_wanted=config.device.startswith("cuda")),
         judge_identity(home),
-        judge_files(soft, hard if hard > 0 else os.sysconf("SC_OPEN_MAX")),
+        judge_files(hard if hard > 0 else os.sysconf("SC_OPEN_MAX")),
     ]
 
 

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import pytest
 
 from dipaco_p2p.canonical import digest
-from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError
+from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError, TooManyFiles
 from dipaco_p2p.node.store import PARTIALS_MAX, Store
 from dipaco_p2p.program import files as files_module
 from dipaco_p2p.program.files import Disk, folder_lock, write_atomically
@@ -75,6 +75,27 @@ def test_a_transfer_that_the_disk_does_not_sync_is_no_blob(tmp_path: Path, monke
     assert store.failure is not None and store.size(digest(data)) is None
     store.finish_partial(path, digest(data))
     assert store.get(digest(data)) == data
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files_are_not_taken_for_a_disk_that_refuses(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*what: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    store = Store(tmp_path)
+    path = store.partial_path("a")
+    writes = (lambda: store.put(b"new"), lambda: store.append_partial(path, b"new"))
+    with monkeypatch.context() as patch:
+        patch.setattr(files_module.disk, "write", refuse)
+        for write in writes:
+            with pytest.raises(TooManyFiles, match="too many open files") as caught:
+                write()
+            assert "LimitNOFILE" in caught.value.hint and "folder" not in caught.value.hint
+    assert store.failure is None, "a stranger can bring it about, and it passes: the program must not end"
+    for write in writes:
+        write()
 
 
 def test_what_is_not_there_is_none(tmp_path: Path) -> None:

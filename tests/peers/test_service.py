@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dipaco_p2p.errors import ConfigError, EnvironmentUnfit, Refused, WrongRun
+from dipaco_p2p.program.files import OPEN_FILES
 from dipaco_p2p.protocol.signing import Signer
 from peers.cli import app
 from peers.service import LEAVING_S, NOT_AGAIN, Service, quoted, unit
@@ -52,6 +53,7 @@ def test_the_unit_restarts_with_pauses_and_leaves_time_to_say_good_bye(tmp_path:
     assert int(keys["TimeoutStopSec"][0]) == 90 + LEAVING_S
     assert keys["KillMode"] == ["mixed"], "the libp2p daemon must live until the program has said good-bye"
     assert keys["MemoryMax"] == ["8800000000"]
+    assert keys["LimitNOFILE"] == [str(OPEN_FILES)], "each call of a stranger is an open file"
     refusals = {str(error.exit_code) for error in (ConfigError, WrongRun, Refused)}
     assert set(keys["RestartPreventExitStatus"][0].split()) == refusals == set(map(str, NOT_AGAIN))
     assert str(EnvironmentUnfit.exit_code) not in refusals, "a disk may get room, a month ends"

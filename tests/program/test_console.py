@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from dipaco_p2p import __version__
 from dipaco_p2p.program import console
 from dipaco_p2p.program.console import LOGGED, JsonLines, LogFormat, log_to
+from dipaco_p2p.program.files import OPEN_FILES
 
 
 @pytest.fixture
@@ -96,3 +99,28 @@ def test_on_another_system_than_linux_a_program_ends_with_one_line(
     monkeypatch.setattr(console.sys, "platform", "darwin")
     assert console.run_program(main) == 5
     assert capsys.readouterr().err.startswith("error: this program runs on Linux, and this is darwin\nhint: ")
+
+
+async def raise_too_many_files() -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_too_many_open_files_end_a_program_with_one_line_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert console.run_program(raise_too_many_files) == 5
+    assert capsys.readouterr().err.startswith("error: too many open files: a connection cannot be opened\nhint: raise")
+
+
+@pytest.fixture
+def limits() -> Iterator[tuple[int, int]]:
+    """Few files for this process, as many systems begin with; what it may have at most."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    yield 1024, before[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_program_raises_its_limit_of_open_files_as_far_as_it_may(limits: tuple[int, int]) -> None:
+    async def main() -> None:
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(OPEN_FILES, limits[1]), limits[1])
+
+    assert console.run_program(main) == 0

@@ -382,7 +382,7 @@ class Ear:
     """What a relay writes to, and what it said."""
 
     def __init__(self) -> None:
-        self.heard = StreamReader()
+        self.heard, self.transport = StreamReader(), SimpleNamespace(abort=lambda: None)
 
     def write(self, data: bytes) -> None:
         self.heard.feed_data(data)
@@ -393,15 +393,15 @@ class Ear:
 
 
 @contextlib.asynccontextmanager
-async def silent(relay: Relay, keys: int, streams: int) -> AsyncIterator[None]:
-    """So many open streams at one host that say nothing."""
+async def silent(relay: Relay, keys: int, streams: int) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """So many open streams at one host that say nothing, each as long as its task is not done."""
     readers = [StreamReader() for _ in range(streams)]
     asked = [
         asyncio.create_task(relay.answer(calling(number % keys, "45.0.0.9"), reader, Ear()))  # type: ignore[arg-type]
         for number, reader in enumerate(readers)
     ]
     await settle()
-    yield
+    yield asked
     for reader in readers:
         reader.feed_eof()
     await asyncio.gather(*asked)
@@ -425,6 +425,13 @@ async def test_streams_that_say_nothing_take_a_share_and_keep_no_member_out(keys
         question.heard.feed_eof()
         await relay.answer(calling(250, "198.51.100.7"), question.heard, answer)  # type: ignore[arg-type]
         assert (await read_message(HopMessage, answer.heard)).status == circuits.OK
+
+
+async def test_a_peer_that_never_hangs_up_has_its_share_of_streams_and_no_more() -> None:
+    relay = Relay(Slots(ManualClock()), nobody)
+    async with silent(relay, 1, 600) as asked:
+        waiting, denied = circuits.HANDSHAKES_PER_PEER_MAX, circuits.HANDSHAKES_PER_PEER_MAX
+        assert sum(not task.done() for task in asked) == waiting + denied, "each is an open file of the relay"
 
 
 @pytest.mark.parametrize("is_banned", [False, True])

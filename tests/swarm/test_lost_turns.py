@@ -36,7 +36,14 @@ class Stream:
         if not self._is_read:
             await asyncio.Event().wait()
 
-    def close(self) -> None:
+    @property
+    def transport(self) -> Stream:
+        return self
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
+    def abort(self) -> None:
         pass
 
     def head(self, method: str, body_bytes: int) -> None:

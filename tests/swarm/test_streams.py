@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from asyncio import StreamReader, StreamWriter
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,9 @@ import pytest
 
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm import frames, streams
-from dipaco_p2p.swarm.api import Reply
+from dipaco_p2p.swarm.api import OPEN_CALLS_PER_PEER_MAX, Reply
 from dipaco_p2p.swarm.frames import Caller, Dispatcher
-from dipaco_p2p.swarm.streams import StreamServer
+from dipaco_p2p.swarm.streams import REFUSALS_PER_PEER_MAX, StreamServer
 
 CALLER = Caller(Signer(bytes(31) + b"\x07").peer)
 
@@ -59,3 +61,69 @@ async def test_who_never_hangs_up_is_not_waited_for(tmp_path: Path, monkeypatch:
         await streams.exchange(reader, writer, frames.request("x", {}, b""))
         assert await asyncio.wait_for(reader.read(), 5.0) == b"", "it was closed"
         writer.close()
+
+
+class Door:
+    """A server on a Unix socket, and its ends of the streams that callers have opened there."""
+
+    def __init__(self, folder: Path, *, timeout_s: float = 5.0, reply_bytes: int = 0) -> None:
+        self.path, self.inside, self.outside = folder / "server.sock", list[StreamWriter](), list[StreamWriter]()
+        dispatcher, reply = Dispatcher(counts := Counter[str]()), Reply({}, bytes(reply_bytes))
+        self.server = StreamServer(dispatcher, counts, timeout_s=timeout_s)
+
+        async def answer(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+            return reply
+
+        dispatcher.serve("fetch", answer)
+
+    async def answer(self, reader: StreamReader, writer: StreamWriter) -> None:
+        self.inside.append(writer)
+        await self.server.answer(CALLER, reader, writer)
+
+    async def call(self, method: str = "") -> StreamReader:
+        """Open a stream and never hang up; without a method, say nothing either."""
+        reader, writer = await asyncio.open_unix_connection(self.path)
+        self.outside.append(writer)
+        if method:
+            await streams.send(writer, frames.request(method, {}))
+        return reader
+
+    def open_files(self) -> int:
+        return sum(writer.get_extra_info("socket").fileno() >= 0 for writer in self.inside)
+
+
+@contextlib.asynccontextmanager
+async def door_in(folder: Path, **options: Any) -> AsyncIterator[Door]:
+    door = Door(folder, **options)
+    async with await asyncio.start_unix_server(door.answer, path=door.path, backlog=1024):
+        yield door
+        await door.server.close()
+        for writer in door.outside:
+            writer.close()
+
+
+@pytest.mark.parametrize("method", ["", "nobody serves this", "fetch"], ids=["silent", "refused", "answered"])
+async def test_a_caller_that_never_hangs_up_has_no_more_files_of_ours_than_calls(tmp_path: Path, method: str) -> None:
+    async with door_in(tmp_path) as door:
+        for _ in range(3 * OPEN_CALLS_PER_PEER_MAX):
+            await door.call(method)
+        await asyncio.sleep(0.2)
+        assert len(door.inside) == len(door.outside)
+        assert door.open_files() == OPEN_CALLS_PER_PEER_MAX + REFUSALS_PER_PEER_MAX
+
+
+async def test_who_may_not_come_in_is_told_why_and_the_next_ones_are_hung_up_on(tmp_path: Path) -> None:
+    async with door_in(tmp_path) as door:
+        for _ in range(OPEN_CALLS_PER_PEER_MAX):
+            await door.call()
+        for _ in range(REFUSALS_PER_PEER_MAX):
+            frame = await frames.read_frame((await door.call()).readexactly)
+            assert frame.header["reason"] == "busy"
+        assert await asyncio.wait_for((await door.call()).read(), 1.0) == b""
+
+
+async def test_a_reply_that_nobody_reads_keeps_no_file_open(tmp_path: Path) -> None:
+    async with door_in(tmp_path, timeout_s=0.3, reply_bytes=4 * 1024 * 1024) as door:
+        await door.call("fetch")
+        await asyncio.sleep(0.8)
+        assert len(door.inside) == 1 and door.open_files() == 0

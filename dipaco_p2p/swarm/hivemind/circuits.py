@@ -42,6 +42,8 @@ P2P_CODE = b"\xa5\x03"
 MESSAGE_BYTES_MAX = 4096
 HANDSHAKE_S = 5.0
 CHUNK_BYTES = 64 * 1024
+UNSENT_S = 10.0
+"""What is left of a closed circuit is sent for so long."""
 LOOK_S = 15.0
 """How often a circuit is looked at through which nothing goes."""
 HANDSHAKES_MAX = 256
@@ -131,6 +133,12 @@ async def write_message(writer: StreamWriter, message: Any) -> None:
     await writer.drain()
 
 
+def _close(writer: StreamWriter) -> None:
+    """Close it; what is unsent of a circuit may still go, but not wait for ever for one who reads nothing."""
+    writer.close()
+    asyncio.get_running_loop().call_later(UNSENT_S, writer.transport.abort)
+
+
 async def ask_slot(open_stream: OpenStream, relay: PeerId) -> float:
     """Ask `relay`, to which we are connected, for a slot or a renewal; the Unix time at which it ends.
 
@@ -163,6 +171,8 @@ class Relay:
         self._ways_of: dict[Circuit, asyncio.Task[None]] = {}
         """One direction of each circuit: when it ends, so does the other."""
         self._asking = Share(HANDSHAKES_MAX, per_peer=HANDSHAKES_PER_PEER_MAX)
+        self._answered = Share(HANDSHAKES_MAX, per_peer=HANDSHAKES_PER_PEER_MAX)
+        """Open files of ours, too, until their peers hang up. More are closed at once."""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def answer(self, info: Any, reader: StreamReader, writer: StreamWriter) -> None:
@@ -182,42 +192,49 @@ class Relay:
         place = str(info.addr)
         caller = Caller(PeerId(info.peer_id.to_base58()), host_of(place))
         try:
-            if is_circuit(place) or not self._asking.take(caller):  # relays are not chained
-                await write_message(writer, HopMessage(type=STATUS, status=DENIED))
-            else:
-                await self._answer(caller, place, reader, writer)
-            await wait_hang_up(reader)
+            is_heard = self._asking.take(caller)
+            if is_heard and (circuit := await self._answer(caller, place, reader, writer)) is not None:
+                return await self._join(circuit, reader, writer)
+            with contextlib.suppress(Refused), self._answered.place(caller):
+                if not is_heard:
+                    await write_message(writer, HopMessage(type=STATUS, status=DENIED))
+                await wait_hang_up(reader)
         except (TimeoutError, OSError, IncompleteReadError, DecodeError, P2PDaemonError) as error:
             _log.debug("relaying for %s: %r", short(caller.peer), error)
         finally:
-            writer.close()
+            _close(writer)
 
-    async def _answer(self, caller: Caller, place: str, reader: StreamReader, writer: StreamWriter) -> None:
+    async def _answer(self, caller: Caller, place: str, reader: StreamReader, writer: StreamWriter) -> Circuit | None:
+        """The circuit that is asked for; None if all has been said."""
         try:
+            if is_circuit(place):  # relays are not chained
+                await write_message(writer, HopMessage(type=STATUS, status=DENIED))
+                return None
             async with asyncio.timeout(HANDSHAKE_S):
                 question = await read_message(HopMessage, reader)
             try:
-                if question.type == RESERVE:
-                    for left in self.slots.left_behind(caller.peer, place):
-                        if left in self._ways_of:
-                            self._ways_of[left].cancel()
-                    reservation = {"expire": int(self.slots.reserve(caller, place))}
-                    await write_message(writer, HopMessage(type=STATUS, status=OK, reservation=reservation))
-                    return
-                target = PeerId(PeerID(question.peer.id).to_base58())
-                circuit = self.slots.open(caller, target)
+                if question.type != RESERVE:
+                    return self.slots.open(caller, PeerId(PeerID(question.peer.id).to_base58()))
+                for left in self.slots.left_behind(caller.peer, place):
+                    if left in self._ways_of:
+                        self._ways_of[left].cancel()
+                reservation = {"expire": int(self.slots.reserve(caller, place))}
+                await write_message(writer, HopMessage(type=STATUS, status=OK, reservation=reservation))
             except Refused as refused:
                 await write_message(writer, HopMessage(type=STATUS, status=_CODES.get(refused.reason, DENIED)))
-                return
+            return None
         finally:
             self._asking.give_back(caller)
-        try:
-            await self._join(circuit, reader, writer)
-        finally:
-            self.slots.close(circuit)
 
     async def _join(self, circuit: Circuit, reader: StreamReader, writer: StreamWriter) -> None:
         """Bring the circuit to its target, then pass on what comes until it ends."""
+        try:
+            await self._bring(circuit, reader, writer)
+            await wait_hang_up(reader)
+        finally:
+            self.slots.close(circuit)
+
+    async def _bring(self, circuit: Circuit, reader: StreamReader, writer: StreamWriter) -> None:
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 there_reader, there_writer = await self._open_stream(circuit.target, STOP)
@@ -233,7 +250,7 @@ class Relay:
             if answer.status == OK:
                 await self.pass_on(circuit, (reader, writer), (there_reader, there_writer))
         finally:
-            there_writer.close()
+            _close(there_writer)
 
     async def pass_on(
         self, circuit: Circuit, here: tuple[StreamReader, StreamWriter], there: tuple[StreamReader, StreamWriter]

@@ -13,8 +13,9 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from ...errors import EnvironmentUnfit
 from ..addresses import read_place
@@ -26,6 +27,8 @@ _PR_SET_PDEATHSIG = 1
 _BOUND_SOCKETS = Path("/proc/net/unix")
 BACKLOG = 1024
 """Streams that may wait while we are busy: with asyncio's 100, two hundred of one stranger would have others' reset."""
+TAKEN_AT_ONCE = 16
+"""Of these."""
 PORT_PATIENCE_S = 3.0
 """How long the daemon of a program that was killed may take to let its port go."""
 PORT_LOOK_S = 0.1
@@ -78,11 +81,21 @@ def stale_sockets(folder: Path = SOCKET_FOLDER) -> list[Path]:
 def long_backlog() -> Iterator[None]:
     """Servers on Unix sockets that are started within let `BACKLOG` connections wait; hivemind lets nobody say so."""
     start = asyncio.start_unix_server
-    asyncio.start_unix_server = functools.partial(start, backlog=BACKLOG)
+    asyncio.start_unix_server = functools.partial(_start_with_long_backlog, start)
     try:
         yield
     finally:
         asyncio.start_unix_server = start
+
+
+async def _start_with_long_backlog(start: Callable[..., Awaitable[asyncio.Server]], *words: Any, **options: Any) -> Any:
+    """asyncio takes as many connections at a time as may wait. Each is an open file before we know whose it is, and so
+    here fewer are taken."""
+    server = await start(*words, backlog=TAKEN_AT_ONCE, **options)
+    for listening in server.sockets:
+        with socket.socket(fileno=os.dup(listening.fileno())) as same:
+            same.listen(BACKLOG)
+    return server
 
 
 @contextlib.contextmanager

@@ -14,10 +14,14 @@
     |-- IntegrityError          8   bytes that are not what their digest or signature says
     `-- Interrupted           130   stopped by Ctrl-C or SIGTERM before there was a result
 
-A message says what happened and with which value; `hint` says what to do about it.
+A message says what happened and with which value; `hint` says what to do about it. Both are one line: what needs more
+lines adds each as a note (`add_note`), so that a line break in another peer's words begins no line of ours.
 """
 
 from __future__ import annotations
+
+import copy
+from typing import Self
 
 EXIT_OK = 0
 EXIT_SECOND_INTERRUPT = 130
@@ -31,6 +35,17 @@ class DipacoError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+
+    @property
+    def notes(self) -> list[str]:
+        """Further lines."""
+        return list(getattr(self, "__notes__", ()))
+
+    def reworded(self, message: str, *, hint: str) -> Self:
+        """The same error in other words, with its notes."""
+        again = copy.copy(self)
+        again.args, again.hint = (message,), hint
+        return again
 
 
 class ConfigError(DipacoError):

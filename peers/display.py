@@ -18,7 +18,8 @@ from rich.text import Text
 
 from dipaco_p2p.program.control.show import pairs, panel_width
 from dipaco_p2p.program.history import History
-from dipaco_p2p.program.text import duration, printable, size
+from dipaco_p2p.program.text import duration, size
+from dipaco_p2p.words import printable
 
 from .status import Status, in_rows
 

@@ -25,7 +25,7 @@ from dipaco_p2p.node.reading import fetch_chain, fetch_judgements, fetch_keepers
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.program.history import HISTORY_NAME, read_history
-from dipaco_p2p.program.text import duration, printable
+from dipaco_p2p.program.text import duration
 from dipaco_p2p.protocol.audits import Audit
 from dipaco_p2p.protocol.credit import Earned, recent_credit, share_credit
 from dipaco_p2p.protocol.decrees import Decreed
@@ -50,6 +50,7 @@ from dipaco_p2p.protocol.standing import (
 from dipaco_p2p.protocol.versions import Tally
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId
+from dipaco_p2p.words import printable
 
 from .control.home import peer_of
 from .decrees import ask_first

@@ -23,7 +23,6 @@ from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.owner.retention import Thinned
 from dipaco_p2p.program.control.client import ask
 from dipaco_p2p.program.files import folder_lock
-from dipaco_p2p.program.text import printable
 from dipaco_p2p.protocol.decrees import (
     ADMIT,
     APPOINT,
@@ -47,6 +46,7 @@ from dipaco_p2p.protocol.versions import Damage, damage_by
 from dipaco_p2p.strict import plain
 from dipaco_p2p.topology import ModuleId
 from dipaco_p2p.use.folder import RunFolder
+from dipaco_p2p.words import printable
 
 from ..archives.rebuild import make_rebuilt
 from ..folder import DECREES, coordinators_key, require_caught_up

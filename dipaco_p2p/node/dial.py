@@ -116,16 +116,17 @@ async def _first(
 
 
 def _summary(failures: dict[str, DipacoError]) -> DipacoError:
-    """One error for all: the only one as it is, of several the most telling kind with a line for each."""
+    """One error for all: the only one as it is, of several the most telling kind with a note for each."""
     if not failures:
         return Unreachable("nobody to ask but ourselves", hint="join through another peer than this one")
     if len(failures) == 1:
         return next(iter(failures.values()))
     ranked = sorted(failures.values(), key=_rank)
-    told = "".join(f"\n  {address}: {error}" for address, error in failures.items())
-    message = f"none of {len(failures)} addresses opens the run:{told}"
-    kind = type(ranked[0])
-    return kind(message, hint=ranked[0].hint or "check that one of them is running")
+    hint = ranked[0].hint or "check that one of them is running"
+    summary = type(ranked[0])(f"none of {len(failures)} addresses opens the run", hint=hint)
+    for address, error in failures.items():
+        summary.add_note(f"{address}: {error}")
+    return summary
 
 
 def _rank(error: DipacoError) -> int:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import EXIT_SECOND_INTERRUPT, DipacoError, EnvironmentUnfit, Interrupted
+from ..words import printable, printable_line
 from .files import OPEN_FILES_ERRORS, allow_open_files, too_many_files
 
 log = logging.getLogger(__name__)
@@ -119,10 +120,12 @@ def _leave_now(code: int) -> NoReturn:
 
 
 def print_error(error: DipacoError) -> None:
-    """`error: what, with which value`, then `hint: what to do`."""
-    print(f"error: {error}", file=sys.stderr)
+    """`error: what, with which value`, its notes, then `hint: what to do`, a line each: some words are other peers'."""
+    print(f"error: {printable_line(str(error))}", file=sys.stderr)
+    for note in error.notes:
+        print(f"  {printable_line(note)}", file=sys.stderr)
     if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
+        print(f"hint: {printable_line(error.hint)}", file=sys.stderr)
 
 
 def on_signals(stop: Callable[[], None]) -> None:
@@ -158,7 +161,18 @@ def log_to(path: Path, *, verbose: bool, kind: LogFormat = LogFormat.TEXT) -> No
 
 def _formatter_of(kind: LogFormat) -> logging.Formatter:
     """What writes a line."""
-    return JsonLines() if kind is LogFormat.JSON else logging.Formatter(TEXT_FORMAT)
+    return JsonLines() if kind is LogFormat.JSON else TextLines(TEXT_FORMAT)
+
+
+class TextLines(logging.Formatter):
+    """A line for each message, whatever is in it. A traceback has its lines, and no other control characters."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(map(printable, super().formatException(ei).split("\n")))
 
 
 class JsonLines(logging.Formatter):

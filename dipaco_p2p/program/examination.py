@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..errors import EXIT_OK, ConfigError, EnvironmentUnfit, IntegrityError, Unreachable, WrongRun
+from ..words import printable_line
 
 UNFIT = EnvironmentUnfit.exit_code
 SILENT = Unreachable.exit_code
@@ -73,11 +74,12 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 
 def told(findings: Sequence[Finding]) -> Iterator[tuple[Level | None, str]]:
-    """For people: each finding behind its level, its remedy on a line of its own that has none."""
+    """For people: each finding behind its level, its remedy on a line of its own that has none. Some words are other
+    peers'."""
     for each in findings:
-        yield each.level, f"{each.check:<{CHECK_CHARS}} {each.found}"
+        yield each.level, f"{each.check:<{CHECK_CHARS}} {printable_line(each.found)}"
         if each.remedy:
-            yield None, f"{'':{CHECK_CHARS}} -> {each.remedy}"
+            yield None, f"{'':{CHECK_CHARS}} -> {printable_line(each.remedy)}"
 
 
 def document(findings: Sequence[Finding], *, schema: str) -> dict[str, Any]:

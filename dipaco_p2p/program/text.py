@@ -1,4 +1,4 @@
-"""Figures, and others' words, as both programs write them for people."""
+"""Figures as both programs write them for people."""
 
 from __future__ import annotations
 
@@ -31,8 +31,3 @@ def duration(seconds: float | None) -> str:
     if hours:
         return f"{hours} h {minutes:02} min"
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
-
-
-def printable(text: str) -> str:
-    """Without what would move a terminal's cursor: some words are other peers'."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -33,6 +33,7 @@ from ..canonical import canonical_bytes, read_canonical
 from ..errors import IntegrityError, Refused
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
+from ..words import printable
 from .api import (
     BODY_BYTES_MAX,
     BULK_AT_ONCE,
@@ -163,12 +164,7 @@ def read_reply(frame: Frame) -> tuple[dict[str, Any], bytes]:
     message, reason = frame.header.get("message"), frame.header.get("reason")
     if frame.kind is not Kind.REFUSAL or not isinstance(message, str) or not isinstance(reason, str):
         raise IntegrityError("not a reply")
-    raise Refused(_printable(message[:MESSAGE_CHARS_MAX]), reason=_printable(reason[:REASON_CHARS_MAX]))
-
-
-def _printable(text: str) -> str:
-    """Another peer's words end up on our terminal: no control characters."""
-    return "".join(char if char.isprintable() else "?" for char in text)
+    raise Refused(printable(message[:MESSAGE_CHARS_MAX]), reason=printable(reason[:REASON_CHARS_MAX]))
 
 
 class Caller(NamedTuple):

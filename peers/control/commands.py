@@ -12,8 +12,9 @@ from typing import Any
 from dipaco_p2p.errors import ConfigError, NotRunning
 from dipaco_p2p.program.control.client import ask, wait_end
 from dipaco_p2p.program.control.show import UNKNOWN, Report, Screen, print_json, short_name, show_status
-from dipaco_p2p.program.text import duration, printable, size
+from dipaco_p2p.program.text import duration, size
 from dipaco_p2p.protocol.names import name_words
+from dipaco_p2p.words import printable
 
 from ..status import in_rows, in_words
 from . import home as at_home

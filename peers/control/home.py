@@ -13,9 +13,9 @@ from dipaco_p2p.errors import ConfigError, EnvironmentUnfit
 from dipaco_p2p.program.control.place import POINTER_NAME, SOCKET_NAME, find_socket
 from dipaco_p2p.program.files import folder_lock
 from dipaco_p2p.program.history import HISTORY_NAME
-from dipaco_p2p.program.text import printable
 from dipaco_p2p.protocol.signing import KEY_BYTES, PeerId
 from dipaco_p2p.swarm import identity
+from dipaco_p2p.words import printable
 
 LOG_NAME = "peer.log"
 BLOCK_BYTES = 65_536

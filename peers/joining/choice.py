@@ -79,7 +79,7 @@ class Choice:
             if not self.source:
                 raise
             hint = f"{error.hint}; {ANOTHER}" if error.hint else ANOTHER
-            raise type(error)(f"{self.name}, {self.source}: {error}", hint=hint) from None
+            raise error.reworded(f"{self.name}, {self.source}: {error}", hint=hint) from None
 
 
 def choose(

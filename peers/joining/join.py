@@ -119,6 +119,6 @@ async def _join(
         if choice.closing and runner.status is not None and runner.status.is_complete:
             tell(choice.closing)
     except IntegrityError as error:
-        raise IntegrityError(str(error), hint=error.hint or DAMAGED_HINT) from None
+        raise error.reworded(str(error), hint=error.hint or DAMAGED_HINT) from None
     finally:
         await swarm.close()

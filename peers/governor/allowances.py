@@ -107,6 +107,8 @@ class InUse:
     """Names of the folders of runs that go on; without any, nothing of a run is removed."""
     spare: Iterable[Path] = field(default=())
     """Files of these that can be fetched again when they are needed."""
+    free: Callable[[int], int] = lambda wanted_bytes: 0
+    """Removes what others sent and nothing names, until so many bytes are free; returns how many are."""
 
 
 class Allowance:
@@ -179,8 +181,9 @@ def folder_bytes(folder: Path) -> int:
 
 
 def prune(home: Path, wanted_bytes: int, in_use: InUse) -> int:
-    """Remove what can be spared, the least needed first, until `wanted_bytes` are free; how many are."""
-    freed = 0
+    """Remove what can be spared, the least needed first, until `wanted_bytes` are free; how many are. What others have
+    sent for nothing yet comes first: its senders send it again."""
+    freed = in_use.free(wanted_bytes)
     for path in _spare(home, in_use):
         if freed >= wanted_bytes:
             break

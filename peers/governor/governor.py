@@ -321,7 +321,8 @@ def in_use(node: Member | None, status: Status | None, config: PeerConfig) -> In
     if node is None:
         return InUse()
     trained = None if status is None else status.path
-    return InUse(runs=frozenset({config.run_folder(node.run.id).name}), spare=_shards(node, but=trained))
+    runs = frozenset({config.run_folder(node.run.id).name})
+    return InUse(runs=runs, spare=_shards(node, but=trained), free=node.uploads.free)
 
 
 def _shards(node: Member, *, but: PathId | None) -> Iterator[Path]:

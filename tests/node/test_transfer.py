@@ -16,8 +16,8 @@ from trickling import trickle
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import BlobMissing, Refused, SwarmError, Unreachable
 from dipaco_p2p.node.node import CALL_TIMEOUT_S, LEAST_BYTES_S, WAIT_S, Member, fetch, fetch_in_time, send, serve_store
-from dipaco_p2p.node.store import (
-    PARTIALS_MAX,
+from dipaco_p2p.node.store import PARTIALS_MAX
+from dipaco_p2p.node.uploads import (
     SLOW_BYTES_S,
     UNFINISHED_UPLOADS_MAX,
     UNUSED_UPLOADS_MAX,
@@ -214,7 +214,7 @@ async def test_a_flood_of_unfinished_uploads_makes_room_for_itself_only(tmp_path
 
 async def begin(uploads: Uploads, key: int, number: int = 0, *, data: bytes = b"x", offset: int = 0) -> int:
     """Some bytes of an unfinished upload by the peer with this key, as a call brings them; what is there before."""
-    sink = await uploads._accept(signer(key).peer, digest(f"{key}, {number}".encode()), len(DATA))
+    sink = await uploads._accept(signer(key).peer, digest(f"{key}, {number}".encode()), len(DATA) // 4)
     have: int = sink.received
     if data and have == offset:
         sink.write(offset, data)
@@ -327,7 +327,7 @@ async def test_uploads_by_whom_a_version_counts_go_before_those_of_strangers(tmp
 
 
 async def test_finished_uploads_of_all_senders_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dipaco_p2p.node.store.UNUSED_UPLOADS_IN_ALL_MAX", 5)
+    monkeypatch.setattr("dipaco_p2p.node.uploads.UNUSED_UPLOADS_IN_ALL_MAX", 5)
     async with between_two(tmp_path) as (one, other, uploads):
         await send(other, other.peer, b"theirs")
         for number in range(8):

@@ -21,7 +21,7 @@ from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.items import read_items
 from dipaco_p2p.node.node import send
 from dipaco_p2p.node.run import Run
-from dipaco_p2p.node.store import UNUSED_UPLOADS_MAX
+from dipaco_p2p.node.uploads import UNUSED_UPLOADS_MAX
 from dipaco_p2p.owner.rejections import OF_AUTHOR_MAX
 from dipaco_p2p.protocol.documents import (
     BlobRef,

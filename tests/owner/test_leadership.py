@@ -17,7 +17,7 @@ from virtual_time import eventually
 
 from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
 from dipaco_p2p.node.node import CALL_TIMEOUT_S
-from dipaco_p2p.node.store import UNUSED_UPLOADS_MAX
+from dipaco_p2p.node.uploads import UNUSED_UPLOADS_MAX
 from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.owner.leader import TICK_S
 from dipaco_p2p.owner.replication import LOST_TTLS

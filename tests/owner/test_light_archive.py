@@ -21,11 +21,12 @@ from dipaco_p2p.core.outer.outer_step import OuterState
 from dipaco_p2p.errors import IntegrityError, Unreachable
 from dipaco_p2p.node.node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member
 from dipaco_p2p.node.store import Store
+from dipaco_p2p.node.uploads import Uploads, _Upload
 from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.protocol.audits import Audit
-from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, cosign, seal
+from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sealed, cosign, seal
 from dipaco_p2p.protocol.reasons import Reason
-from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.standing import Findings
 
 THIRD = signer(3)
@@ -338,14 +339,19 @@ async def test_what_was_made_while_the_coordinator_was_away_becomes_final(tmp_pa
         await live_through_an_outage(world, group, author, archived=2)
 
 
+def note(uploads: Uploads, ref: BlobRef) -> None:
+    """A stranger has uploaded this."""
+    uploads._finished(_Upload(uploads._store.folder / ref.digest, PeerId("a stranger"), ref.digest, ref.size))
+
+
 async def test_a_blob_that_anybody_has_sent_before_stays(tmp_path: Path) -> None:
     async with light_shelf(tmp_path) as shelf:
         sealed = settled(shelf, OTHER)
         uploads, snapshot = shelf.node.uploads, sealed.document.snapshot
-        uploads._finished("a stranger", snapshot.digest)
+        note(uploads, snapshot)
         await shelf.keep(sealed)
         for number in range(64):
-            uploads._finished("a stranger", f"{number:064x}")
+            note(uploads, BlobRef(digest=f"{number:064x}", size=1))
         assert shelf.node.store.size(snapshot.digest) == snapshot.size
 
 

@@ -16,7 +16,7 @@ from virtual_time import end, eventually
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.node import Member
-from dipaco_p2p.node.store import Uploads
+from dipaco_p2p.node.uploads import Uploads
 from dipaco_p2p.protocol.claims import ClaimEvent, ranking, taking_part
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.rounds import Standing
@@ -414,7 +414,7 @@ async def test_a_push_tells_of_every_part_that_arrived(tmp_path: Path, monkeypat
 async def test_a_receiver_knows_who_is_sending_and_forgets_who_has_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dipaco_p2p.node.store.SENDERS_MAX", 2)
+    monkeypatch.setattr("dipaco_p2p.node.uploads.SENDERS_MAX", 2)
     async with World(tmp_path) as world:
         node = world.peer(60)
         uploads = Uploads(node.swarm, node.store, world.clock, size_max=100)

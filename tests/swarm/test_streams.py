@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from asyncio import StreamReader, StreamWriter
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm import frames, streams
 from dipaco_p2p.swarm.api import OPEN_CALLS_PER_PEER_MAX, Reply
 from dipaco_p2p.swarm.frames import Caller, Dispatcher
+from dipaco_p2p.swarm.hivemind.daemon import TAKEN_AT_ONCE, long_backlog
 from dipaco_p2p.swarm.streams import REFUSALS_PER_PEER_MAX, StreamServer
 
 CALLER = Caller(Signer(bytes(31) + b"\x07").peer)
@@ -120,6 +122,29 @@ async def test_who_may_not_come_in_is_told_why_and_the_next_ones_are_hung_up_on(
             frame = await frames.read_frame((await door.call()).readexactly)
             assert frame.header["reason"] == "busy"
         assert await asyncio.wait_for((await door.call()).read(), 1.0) == b""
+
+
+async def test_streams_that_come_while_we_are_busy_wait_and_few_are_taken_at_a_time(tmp_path: Path) -> None:
+    taken = Counter[str]()
+
+    async def answer(reader: StreamReader, writer: StreamWriter) -> None:
+        taken["all"] += 1
+        writer.close()
+
+    with long_backlog(), long_backlog():  # two swarms are opened at once
+        server = await asyncio.start_unix_server(answer, path=tmp_path / "server.sock")
+    with contextlib.ExitStack() as waiting:
+        for _ in range(500):
+            waiting.enter_context(caller := socket.socket(socket.AF_UNIX))
+            caller.setblocking(False)
+            caller.connect(str(tmp_path / "server.sock"))  # raises when none may wait any more
+        async with server:
+            most = 0
+            while taken["all"] < 500:
+                before = taken["all"]
+                await asyncio.sleep(0)
+                most = max(most, taken["all"] - before)
+    assert 0 < most <= TAKEN_AT_ONCE
 
 
 async def test_a_reply_that_nobody_reads_keeps_no_file_open(tmp_path: Path) -> None:

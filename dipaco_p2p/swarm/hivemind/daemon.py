@@ -90,8 +90,8 @@ def long_backlog() -> Iterator[None]:
 
 async def _start_with_long_backlog(start: Callable[..., Awaitable[asyncio.Server]], *words: Any, **options: Any) -> Any:
     """asyncio takes as many connections at a time as may wait. Each is an open file before we know whose it is, and so
-    here fewer are taken."""
-    server = await start(*words, backlog=TAKEN_AT_ONCE, **options)
+    here fewer are taken. `start` may be this very function, when two swarms of one process are opened at once."""
+    server = await start(*words, **options | {"backlog": TAKEN_AT_ONCE})
     for listening in server.sockets:
         with socket.socket(fileno=os.dup(listening.fileno())) as same:
             same.listen(BACKLOG)

@@ -148,13 +148,13 @@ class _Api:
         top = _number(body, "logprobs", None, 0, TOP_MAX)
         echo = _flag(body, "echo")
         wish = _wish(body, now, default=16, top=None if top is None else int(top), has_echo=echo)
-        asked = [Asked(tokens=_tokens(now, one, "prompt"), **wish) for one in prompts]
+        asked = [Asked(tokens=await _tokens(now, one, "prompt"), **wish) for one in prompts]
         return await self._answer(request, body, Completion(now.tokenizer, asked, _stops(body)))
 
     async def chat(self, request: Request) -> Response:
         body = await self._body(request)
         now = self._engine.now
-        tokens = _tokens(now, _conversation(body.get("messages")), "messages")
+        tokens = await _tokens(now, _conversation(body.get("messages")), "messages")
         top = int(_number(body, "top_logprobs", 0, 0, TOP_MAX) or 0) if _flag(body, "logprobs") else None
         body.setdefault("max_tokens", body.get("max_completion_tokens"))
         wish = _wish(body, now, default=now.run.config.model.context, top=top, has_echo=False)
@@ -294,11 +294,18 @@ def _path(now: Snapshot, name: object) -> PathId | None:
         raise Problem(404, message, code="model_not_found", param="model") from None
 
 
-def _tokens(now: Snapshot, prompt: object, param: str) -> tuple[int, ...]:
+async def _tokens(now: Snapshot, prompt: object, param: str) -> tuple[int, ...]:
     """A prompt as token ids; raises Problem."""
     context, vocab_size = now.run.config.model.context, now.run.config.model.vocab_size
     if isinstance(prompt, str):
-        tokens = tuple(now.tokenizer.encode(prompt))
+        length, longest = len(prompt.encode()), now.tokenizer.longest
+        if length > context * longest:  # before the work: no token stands for more
+            message = (
+                f"the prompt has {length} bytes, and a path sees {context} tokens of {longest} at most: shorten it"
+            )
+            raise Problem(400, message, code="context_length_exceeded", param=param)
+        [found] = await asyncio.to_thread(now.tokenizer.encode_batch, [prompt])  # a batch leaves Python to others
+        tokens = tuple(found)
     elif isinstance(prompt, list) and all(type(token) is int and 0 <= token < vocab_size for token in prompt):
         tokens = tuple(prompt)
     else:

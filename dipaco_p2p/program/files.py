@@ -86,6 +86,11 @@ class Disk:
             os.close(handle)
 
 
+def wait_removed() -> None:
+    """Return once the blocks of all that was removed so far are free."""
+    _removing.submit(int).result()
+
+
 class LimitReached(OSError):
     """The disk has room, and the owner of the machine lets us have no more of it."""
 

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from dipaco_p2p.errors import EnvironmentUnfit
 from dipaco_p2p.program import files
-from dipaco_p2p.program.files import Disk, LimitReached, write_atomically
+from dipaco_p2p.program.files import Disk, LimitReached, wait_removed, write_atomically
 
 from ..preferences.keys import GB
 from ..preferences.schedule import next_month_s
@@ -136,14 +136,18 @@ class Allowance:
     def measure(self) -> None:
         """Count what is there, with what others than stores have written."""
         with self._lock:
-            self._used_bytes = folder_bytes(self._home)
+            self._count()
+
+    def _count(self) -> None:
+        wait_removed()
+        self._used_bytes = folder_bytes(self._home)
 
     def _make_room(self, length: int) -> None:
-        self._used_bytes = folder_bytes(self._home)
+        self._count()
         wanted = self._limit_bytes - max(length, int(FREE_SHARE * self._limit_bytes))
         if self._used_bytes > wanted:
             prune(self._home, self._used_bytes - wanted, self._in_use())
-            self._used_bytes = folder_bytes(self._home)
+            self._count()
         if self._used_bytes + length > self._limit_bytes:
             used = f"{self._used_bytes / MB:,.1f} MB of the {self._limit_bytes / MB:,.1f} MB (`disk_gb`)"
             raise LimitReached(f"{used} that {self._home} may have are in use, and {length / MB:,.1f} MB more needed")

@@ -80,23 +80,14 @@ class _Struck(Unfinished):
 
 
 def play_paced(
-    *,
-    peers: int,
-    minutes: float,
-    round_s: float,
-    ttl_s: float,
-    judges: int,
-    kills_per_minute: float,
-    seed: int,
-    earlier: int = 0,
+    *, peers: int, minutes: float, round_s: float, ttl_s: float, judges: int, kills_per_minute: float, seed: int
 ) -> Paced:
-    """Play a swarm over 2x2 paths whose volunteers need `round_s` for the steps of a round; so many of them have worked
-    in an earlier stage."""
+    """Play a swarm over 2x2 paths whose volunteers need `round_s` for the steps of a round."""
     duration_s = 60 * minutes
     scene = _scene(peers, seed=seed, until_s=WARM_UP_S + duration_s, round_s=round_s, ttl_s=ttl_s, judges=judges)
     kills = Plan(duration_s=duration_s, faults_per_minute=kills_per_minute, away_s=(1.5 * ttl_s, 2.5 * ttl_s))
     with tempfile.TemporaryDirectory(prefix="dipaco-scale-", dir=disks_folder()) as name, remembered_signatures():
-        world = _Struck(replace(scene, earlier=earlier), Path(name))
+        world = _Struck(scene, Path(name))
         world.schedule = actions(draw(seed, kills, peers=peers))
         perform(world)
         assert not world.bugs, world.bugs

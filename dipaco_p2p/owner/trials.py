@@ -8,8 +8,7 @@ as long as rounds wait for a path, not longer. What nobody could measure counts 
 nobody lives who could have measured it.
 
 Meanwhile one of the same peers repeats the work, if it is its turn, and others do where that comes to something else.
-The round waits for this while the author is on probation (protocol/standing.py). Else the work counts, the audit goes
-on, and a later version says what came of it.
+The round waits for it while the author is on probation (standing.py). Else a later version says what came of it.
 """
 
 from __future__ import annotations
@@ -302,8 +301,8 @@ class Trials:
                     if judge not in asking.values():
                         asking[asyncio.create_task(self._appraised(judge, sealed, until_s))] = judge
                 await self._answered(asking, said, silent)
-            audited, standing = self._node.run.config.audited, self._standing(document.author)
-            if (audit := self._audits.get(document.work)) is not None and standing.is_on_probation(audited):
+            is_new = self._standing(document.author).is_on_probation(self._node.run.config.audited)
+            if is_new and (audit := self._audits.get(document.work)) is not None:
                 while self._node.clock.now_s() < until_s and not audit.task.done() and _is_undecided(said):
                     await done_or_later(audit.task, self._node.clock, RETRY_S)
         except Exception:  # what others sent may have led to a fault of ours, which must not make it count
@@ -380,7 +379,7 @@ class Trials:
         least = 2 if _is_drawn(f"again {draw}", AGAIN) else 1
         while sum(one.document.repeated is not None for one in said.values()) < least or _is_undecided(said):
             now_s = self._node.clock.now_s()
-            left = [judge for judge in self._auditors(document, draw) if judge not in asked and self._counts(judge)]
+            left = [judge for judge in self._auditors(document, draw) if judge not in asked]
             if not left or now_s >= until_s + self._limit_s():
                 return
             if (judge := next((one for one in left if one not in taken), None)) is None:
@@ -389,7 +388,8 @@ class Trials:
                 continue
             asked.add(judge)
             try:
-                if (found := await self._audited(judge, sealed, max(until_s, now_s + self._limit_s()))) is not None:
+                found = await self._audited(judge, sealed, max(until_s, now_s + self._limit_s()))
+                if found is not None and self._counts(found.document):
                     said[judge] = found
             except Refused:
                 asked.remove(judge)
@@ -410,9 +410,10 @@ class Trials:
             await self._node.clock.sleep(RETRY_S)
         return None
 
-    def _counts(self, auditor: PeerId) -> bool:
-        """Whether its word on steps that it has repeated counts on this chain."""
-        return self._node.run.verdicts([], self._chain.ledger.standings).is_known(auditor)
+    def _counts(self, said: Appraisal) -> bool:
+        """Whether its word on repeated steps counts on this chain."""
+        is_known = self._node.run.verdicts([], self._chain.ledger.standings).is_known(said.author)
+        return is_known or (said.repeated is not None and said.repeated.is_same)
 
     def _is_audited(self, document: Contribution, draw: str) -> bool:
         """By its author's standing, and the draw."""

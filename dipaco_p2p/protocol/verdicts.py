@@ -99,12 +99,13 @@ class Verdicts:
 
     def _heard(self, said: Appraisal) -> Appraisal | None:
         """What counts of a judge's word. Nobody but the leader may know a judge that the chain does not: it may have
-        made the key a moment ago, to call others forgers and to be paid for it."""
+        made the key a moment ago. So such a judge makes nobody a forger."""
         if said.author == self._coordinator:
             return said
         if not self._standings.of(said.author).is_heard:
             return None
-        return said if self.is_known(said.author) else replace(said, repeated=None)
+        accuses = said.repeated is not None and not said.repeated.is_same
+        return replace(said, repeated=None) if accuses and not self.is_known(said.author) else said
 
     def findings(self, counted: Mapping[str, Work]) -> Findings | None:
         """What a version notes that counts these works, by id."""

@@ -154,7 +154,7 @@ def a_finding_counts_twice(patches: Patches) -> None:
 
 @mutant("strangers' word on repeated steps counts", faults=("slow", "join"))
 def strangers_word_counts(patches: Patches) -> None:
-    patches.replace(Verdicts, "_heard", lambda original: lambda self, said: said)
+    patches.replace(Verdicts, "believes", always(True))
 
     @patches.wrap(Trials, "next_round")
     def next_round(original: Any, self: Trials, *, is_made: bool) -> None:

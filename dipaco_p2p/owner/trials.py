@@ -389,7 +389,8 @@ class Trials:
             asked.add(judge)
             try:
                 found = await self._audited(judge, sealed, max(until_s, now_s + self._limit_s()))
-                if found is not None and self._counts(found.document):
+                verdicts = self._node.run.verdicts([], self._chain.ledger.standings)
+                if found is not None and verdicts.believes(found.document):
                     said[judge] = found
             except Refused:
                 asked.remove(judge)
@@ -409,11 +410,6 @@ class Trials:
                     return None
             await self._node.clock.sleep(RETRY_S)
         return None
-
-    def _counts(self, said: Appraisal) -> bool:
-        """Whether its word on repeated steps counts on this chain."""
-        is_known = self._node.run.verdicts([], self._chain.ledger.standings).is_known(said.author)
-        return is_known or (said.repeated is not None and said.repeated.is_same)
 
     def _is_audited(self, document: Contribution, draw: str) -> bool:
         """By its author's standing, and the draw."""

@@ -75,8 +75,8 @@ class Verdicts:
         self._is_first = not standings.peers
         self._earlier = earlier
         self._tokens_max = tokens_max
-        of_work: dict[str, list[Appraisal]] = defaultdict(list)
         self._coordinator = coordinator
+        of_work: dict[str, list[Appraisal]] = defaultdict(list)
         for said in filter(None, map(self._heard, (sealed.document for sealed in self._appraisals))):
             of_work[said.work].append(said)
         works = self._works = {
@@ -97,15 +97,17 @@ class Verdicts:
         standings = self._standings
         return standings.of(peer).is_known or (peer in self._earlier and not standings.last_found("forged", peer))
 
-    def _heard(self, said: Appraisal) -> Appraisal | None:
-        """What counts of a judge's word. Nobody but the leader may know a judge that the chain does not: it may have
-        made the key a moment ago. So such a judge makes nobody a forger."""
-        if said.author == self._coordinator:
-            return said
-        if not self._standings.of(said.author).is_heard:
-            return None
+    def believes(self, said: Appraisal) -> bool:
+        """Whether a judge's word on repeated steps counts. Nobody but the leader may know a judge that the chain does
+        not: it may have made the key a moment ago. So such a judge makes nobody a forger."""
         accuses = said.repeated is not None and not said.repeated.is_same
-        return replace(said, repeated=None) if accuses and not self.is_known(said.author) else said
+        return not accuses or said.author == self._coordinator or self.is_known(said.author)
+
+    def _heard(self, said: Appraisal) -> Appraisal | None:
+        """What counts of a judge's word."""
+        if said.author != self._coordinator and not self._standings.of(said.author).is_heard:
+            return None
+        return said if self.believes(said) else replace(said, repeated=None)
 
     def findings(self, counted: Mapping[str, Work]) -> Findings | None:
         """What a version notes that counts these works, by id."""

@@ -105,7 +105,8 @@ class Repeater:
         own = [outer_gradient(old, new) for old, new in zip(flats, result.flats, strict=True)]
         claimed = claims(sent, left=unsent, owed=trainer.owed())
         found = compared(claimed, own, moments=farthest(moments, trainer.moments()))
-        return found if is_by_codec(sent, left=unsent) else replace(found, cosine=-1.0)
+        is_sound = await asyncio.to_thread(is_by_codec, sent, left=unsent)  # it compresses the whole path once more
+        return found if is_sound else replace(found, cosine=-1.0)
 
     async def _left(
         self, work: Contribution, ref: BlobRef, trainer: PathTrainer, before: Sequence[Floats], after: Sequence[Floats]

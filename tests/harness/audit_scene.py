@@ -11,13 +11,13 @@ from typing import Any
 
 from judging_scene import MODULE, Scene, judged_config
 from runtime_harness import World
-from tiny_run import signer
+from tiny_run import appraisal_of, signer
 from virtual_time import eventually
 
 from bootstrap.archives.verify import verify_run
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Recipe, Sealed, seal
-from dipaco_p2p.protocol.gate import DRAW, Appraisal, Repetition
+from dipaco_p2p.protocol.gate import Appraisal, Repetition
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.standing import Findings
 from simulation.training import toy_gains
@@ -95,14 +95,5 @@ class AuditScene(Scene):
 
 def accusation(document: Contribution, friend: Signer) -> Appraisal:
     """What an auditor says of forged work."""
-    return Appraisal(
-        run=document.run,
-        work=document.work,
-        of=document.author,
-        tokens=document.tokens,
-        gain=1.0,
-        error=0.1,
-        draw=friend.sign(DRAW, document.work.encode()),
-        repeated=OFF,
-        author=friend.peer,
-    )
+    told = {"run": document.run, "work": document.work, "of": document.author, "tokens": document.tokens}
+    return appraisal_of(friend, **told, repeated=OFF)

@@ -43,6 +43,7 @@ from dipaco_p2p.protocol.documents import (
     ShardRef,
     seal,
 )
+from dipaco_p2p.protocol.gate import DRAW, Appraisal
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.topology import ModuleId, PathId
@@ -135,6 +136,12 @@ def make_run(store: Store, config: RunConfig, *, workers: Iterable[PeerId] = ())
 
 
 # -- contributions made by hand
+
+
+def appraisal_of(judge: Signer, *, run: str, work: str, of: PeerId, tokens: int, **changes: Any) -> Appraisal:
+    """What `judge` says of work that gains, but for `changes`."""
+    values: dict[str, Any] = {"gain": 1.0, "error": 0.1, "draw": judge.sign(DRAW, work.encode())} | changes
+    return Appraisal(run=run, work=work, of=of, tokens=tokens, author=judge.peer, **values)
 
 
 def contribution_of(

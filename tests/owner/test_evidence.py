@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from audit_scene import OFF, SAME
-from tiny_run import signer
+from tiny_run import appraisal_of, signer
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import IntegrityError
@@ -16,7 +16,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner import evidence
 from dipaco_p2p.owner.evidence import EVIDENCE_VERSIONS, Evidence
 from dipaco_p2p.protocol.documents import Sealed, seal
-from dipaco_p2p.protocol.gate import DRAW, NOTHING_GIVEN, Appraisal, Repetition
+from dipaco_p2p.protocol.gate import NOTHING_GIVEN, Appraisal, Repetition
 from dipaco_p2p.protocol.standing import Findings, Standings
 from dipaco_p2p.topology import ModuleId
 
@@ -65,18 +65,7 @@ def place(tmp_path: Path) -> Place:
 
 def said(name: str, auditor: int = 11, *, run: str = RUN, found: Repetition = OFF) -> Sealed[Appraisal]:
     work, author = digest(name.encode()), signer(auditor)
-    draw = author.sign(DRAW, work.encode())
-    appraisal = Appraisal(
-        run=run,
-        work=work,
-        of=AUTHOR,
-        tokens=10,
-        gain=1.0,
-        error=0.1,
-        draw=draw,
-        repeated=found,
-        author=author.peer,
-    )
+    appraisal = appraisal_of(author, run=run, work=work, of=AUTHOR, tokens=10, repeated=found)
     return seal(author, appraisal)
 
 

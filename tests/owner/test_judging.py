@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from judging_scene import BAD, GOOD, MODULE, OTHER_PATH, PATH, Scene, gradient, judged_config
 from runtime_harness import World, offer
-from tiny_run import MODEL, contribution_of, initial, signer, tiny_config, version_of
+from tiny_run import MODEL, appraisal_of, contribution_of, initial, signer, tiny_config, version_of
 from trickling import trickle
 from virtual_time import end, eventually, play
 
@@ -29,7 +29,7 @@ from dipaco_p2p.protocol.audits import Audit
 from dipaco_p2p.protocol.decrees import ADMIT, Decree, ShownDecree
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, seal
 from dipaco_p2p.protocol.expulsion import Expulsion, Vote
-from dipaco_p2p.protocol.gate import DRAW, GAIN_MAX, Appraisal
+from dipaco_p2p.protocol.gate import GAIN_MAX, Appraisal
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.protocol.standing import Findings, Standings
@@ -333,16 +333,8 @@ def test_a_version_that_counts_refused_work_is_made_again_by_nobody(tmp_path: Pa
 
 
 def appraisal(run: Run, document: Contribution, judge: Signer, *, gain: float) -> Appraisal:
-    return Appraisal(
-        run=run.id,
-        work=document.work,
-        of=document.author,
-        tokens=document.tokens,
-        gain=gain,
-        error=0.01,
-        draw=judge.sign(DRAW, document.work.encode()),
-        author=judge.peer,
-    )
+    told = {"run": run.id, "work": document.work, "of": document.author, "tokens": document.tokens}
+    return appraisal_of(judge, **told, gain=gain, error=0.01)
 
 
 # -- what is measured

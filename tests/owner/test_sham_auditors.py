@@ -6,13 +6,13 @@ from pathlib import Path
 
 from audit_scene import OFF, SAME, AuditScene, audited_world
 from judging_scene import GOOD, MODULE
-from tiny_run import signer
+from tiny_run import appraisal_of, signer
 from virtual_time import play
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.protocol.documents import Sealed, seal
-from dipaco_p2p.protocol.gate import DRAW, Appraisal, Repetition
+from dipaco_p2p.protocol.gate import Appraisal, Repetition
 from dipaco_p2p.protocol.signing import VALUES_MAX, PeerId, Signer
 
 SHAMS = [signer(number) for number in (201, 202)]
@@ -21,17 +21,7 @@ SHAMS = [signer(number) for number in (201, 202)]
 
 def sham(run: Run, friend: Signer, of: PeerId, found: Repetition) -> Sealed[Appraisal]:
     work = digest(f"never made by {of}".encode())
-    said = Appraisal(
-        run=run.id,
-        work=work,
-        of=of,
-        tokens=VALUES_MAX,
-        gain=1.0,
-        error=0.1,
-        draw=friend.sign(DRAW, work.encode()),
-        repeated=found,
-        author=friend.peer,
-    )
+    said = appraisal_of(friend, run=run.id, work=work, of=of, tokens=VALUES_MAX, repeated=found)
     return seal(friend, said)
 
 

@@ -6,14 +6,14 @@ import dataclasses
 from typing import Any
 
 import pytest
-from tiny_run import signer
+from tiny_run import appraisal_of, signer
 from version_harness import GENESIS, PATH, child
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import ConfigError, IntegrityError
 from dipaco_p2p.protocol.audits import AUDITORS_MAX, AUDITS_MAX, LATE_VERSIONS, Audit, Work
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, Share, seal
-from dipaco_p2p.protocol.gate import DRAW, MADE_UP, NOTHING_GIVEN, Appraisal, Repetition
+from dipaco_p2p.protocol.gate import MADE_UP, NOTHING_GIVEN, Appraisal, Repetition
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.standing import UNHEARD_FOR, WORKS_PER_AUDIT, Findings, Standings
 from dipaco_p2p.protocol.verdicts import Verdicts, encode_appraisals, read_appraisals
@@ -26,7 +26,7 @@ OFF = Repetition(cosine=0.5, ratio=1.0, moments=1.0)
 TOKENS = 100
 AUDITED = 2
 EARLIER = [auditor.peer for auditor in AUDITORS]
-"""They have worked in the stage before: no chain takes a stranger's word on repeated steps."""
+"""They have worked in the stage before: strangers make nobody a forger."""
 
 
 def work(name: str) -> str:
@@ -34,17 +34,7 @@ def work(name: str) -> str:
 
 
 def said(id_: str, auditor: Signer, found: Repetition | None, *, of: Signer = AUTHOR) -> Sealed[Appraisal]:
-    appraisal = Appraisal(
-        run=GENESIS.run,
-        work=id_,
-        of=of.peer,
-        tokens=TOKENS,
-        gain=1.0,
-        error=0.1,
-        draw=auditor.sign(DRAW, id_.encode()),
-        repeated=found,
-        author=auditor.peer,
-    )
+    appraisal = appraisal_of(auditor, run=GENESIS.run, work=id_, of=of.peer, tokens=TOKENS, repeated=found)
     return seal(auditor, appraisal)
 
 

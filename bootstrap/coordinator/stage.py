@@ -59,6 +59,10 @@ from .terms import Terms
 
 log = logging.getLogger(__name__)
 
+SIGNS_FIRST_S = 60.0
+"""After its start nothing is measured for so long, as long as versions wait for a signature."""
+BEHIND_POLL_S = 0.5
+
 INCOMPARABLE = "the text that is held out has grown with the run: figures before and after are not of the same text"
 
 
@@ -162,7 +166,7 @@ class SeedStage:
         """The evaluator's newest row."""
         self._best = -1
         """The judged round with the smallest loss."""
-        self._advanced_s = clock.now_s()
+        self._begun_s = self._advanced_s = clock.now_s()
         self._round = self._archive.complete_version
         self._proposed: set[PeerId] = set()
         """Whom to ban we have proposed on the screen."""
@@ -380,6 +384,7 @@ class SeedStage:
         while True:
             self._new_version.clear()
             for version in sorted(set(range(self._evaluator.complete_version() + 1)) - judged):
+                await self._sign_first()
                 try:
                     known = self._records.judgement(version)  # who died after signing did not write it down
                     signed = None if known is None else known.sharding
@@ -404,6 +409,18 @@ class SeedStage:
                 if self.run.is_last_stage:
                     await self._judge_finished()
             await self._new_version.wait()
+
+    async def _sign_first(self) -> None:
+        """What was made while the coordinator was away is signed before any of it is measured: owners keep what these
+        versions were made of until then. Leaders say how many there are, so this has an end of its own."""
+        clock, until_s = self._node.clock, self._begun_s + SIGNS_FIRST_S
+        while self._is_behind() and clock.now_s() < until_s:
+            await clock.sleep(BEHIND_POLL_S)
+
+    def _is_behind(self) -> bool:
+        usual = self.run.config.rounds.staleness + 1
+        heads = {module: ledger.head.version for module, ledger in self._archive.ledgers.items()}
+        return any(self._node.watch.reached(module) > head + usual for module, head in heads.items())
 
     async def _measured(self, version: int, *, signed: int | None) -> RoundEvaluation:
         """What the genesis predicts is always measured here: its parameters are."""

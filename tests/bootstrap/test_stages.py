@@ -198,6 +198,27 @@ async def test_the_coordinator_dies_before_a_re_sharding_and_training_goes_on(tm
     assert grid is not None and len(grid.shardings) == 1
 
 
+async def test_a_coordinator_that_was_away_signs_what_it_missed_before_it_measures_any_of_it(
+    tmp_path: Path, corpus: Path
+) -> None:
+    rounds = RoundsConfig(rounds=12, min_paths=2, staleness=0)
+    home = Home(tmp_path, run_file(corpus, rounds=rounds, routing=RoutingConfig()))
+    home.start()
+    await home.join(1, 2)
+    await eventually(lambda: min(home.heads(GRID).values(), default=0) == 2, limit_s=600)
+    await home.die()
+    path = home.folder / GRID / "history.jsonl"
+    before = len(list(read_history(path)))
+    await asyncio.sleep(60)
+    home.start()
+    await eventually(home.is_over)
+    await home.close()
+    events = [event for event in read_history(path)][before:]
+    judged = [at for at, event in enumerate(events) if event["ev"] == "judged"]
+    archived = {event["module"]: event["version"] for event in events[: judged[0]] if event["ev"] == "archived"}
+    assert len(judged) > 8 and min(archived.values()) >= 11 and len(archived) == 3
+
+
 @pytest.fixture(scope="module")
 def warmed_up(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunFile]:
     """The folder of a coordinator whose warm-up has just ended."""

@@ -36,6 +36,7 @@ from .expelling import Expelling
 from .intake import Intake, Measured, receipt_for, require_claim
 from .replication import Replication, tried
 from .rollback import due, prepare, undo
+from .room import require_room
 from .takeover import Takeover
 from .telling import told_paths, told_round, told_version
 from .trials import Trials
@@ -230,6 +231,7 @@ class Leader:
         if not is_promised:
             refused = self.trials.refused_lately() + self.trials.caught(self._intake.works)
             await require_claim(self._node, self._intake, sealed.document, self._chain.timing, refused)
+            require_room(self._node, self._ledger)
         self._intake.require_original(sealed, measured, has_receipt=is_promised)
         with tried(self._chain, sealed, stays=lambda: self._intake.has(sealed.id) or not self.is_leading):
             custody = await self._keep(sealed, measured.payload)

@@ -41,6 +41,7 @@ from ..topology import ModuleId
 from .chain import Chains, ModuleChain
 from .expelling import vote_on
 from .module_calls import learn_mandate, module_of_run
+from .room import require_room
 from .sources import is_relayed
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,8 @@ class MirrorCalls:
         chain = await self._seen(sender, request)
         learn_attached(self._node, request.sharding)
         require_same(request.contribution.document.module, request.module)
+        if not chain.keeps_everything and request.contribution.id not in chain.ledger.kept:
+            require_room(self._node, chain.ledger)
         try:
             chain.keep_contribution(sender, request.contribution)
         except Refused as refused:

@@ -77,6 +77,10 @@ class Disk:
             return self.remove(path, aside=aside)
         _removing.submit(gone.unlink, missing_ok=True)
 
+    def free_bytes(self, folder: Path, *, wanted: int) -> int:
+        """How much more fits there, once what can be spared has made room for `wanted` bytes, if anything can."""
+        return shutil.disk_usage(folder).free
+
     def sync_folder(self, path: Path) -> None:
         """The names in a folder are safe."""
         handle = os.open(path, os.O_RDONLY)

@@ -94,6 +94,8 @@ class MonthAccount:
 
 BLOCK = 4096
 FREE_SHARE = 0.1
+LOOK_S = 2.0
+"""Between two looks at what a full folder can spare for whoever asks how much is left: each walks all of it."""
 STALE_S = 600.0
 """An unfinished transfer that got no byte for so long is nobody's."""
 MB = 10**6
@@ -120,6 +122,8 @@ class Allowance:
         self._in_use = in_use
         self._lock = threading.Lock()
         self._used_bytes = folder_bytes(home)
+        self._next_look_s = 0.0
+        """Before that `left_bytes` looks for nothing that can be spared."""
 
     @property
     def used_bytes(self) -> int:
@@ -131,7 +135,21 @@ class Allowance:
         with self._lock:
             if self._used_bytes + length > self._limit_bytes:
                 self._make_room(length)
+            if self._used_bytes + length > self._limit_bytes:
+                used = f"{self._used_bytes / MB:,.1f} MB of the {self._limit_bytes / MB:,.1f} MB (`disk_gb`)"
+                raise LimitReached(
+                    f"{used} that {self._home} may have are in use, and {length / MB:,.1f} MB more needed"
+                )
             self._used_bytes += length
+
+    def left_bytes(self, *, wanted: int) -> int:
+        """What may still be taken, once what can be spared has made room for `wanted`."""
+        with self._lock:
+            now_s = time.monotonic()
+            if self._used_bytes + wanted > self._limit_bytes and now_s >= self._next_look_s:
+                self._make_room(wanted)
+                self._next_look_s = now_s + LOOK_S
+            return max(0, self._limit_bytes - self._used_bytes)
 
     def measure(self) -> None:
         """Count what is there, with what others than stores have written."""
@@ -148,9 +166,6 @@ class Allowance:
         if self._used_bytes > wanted:
             prune(self._home, self._used_bytes - wanted, self._in_use())
             self._count()
-        if self._used_bytes + length > self._limit_bytes:
-            used = f"{self._used_bytes / MB:,.1f} MB of the {self._limit_bytes / MB:,.1f} MB (`disk_gb`)"
-            raise LimitReached(f"{used} that {self._home} may have are in use, and {length / MB:,.1f} MB more needed")
 
 
 class LimitedDisk(Disk):
@@ -162,6 +177,9 @@ class LimitedDisk(Disk):
     def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
         self._allowance.take(len(data))
         super().write(file, data)
+
+    def free_bytes(self, folder: Path, *, wanted: int) -> int:
+        return min(super().free_bytes(folder, wanted=wanted), self._allowance.left_bytes(wanted=wanted))
 
 
 @contextlib.contextmanager

@@ -77,6 +77,21 @@ def test_a_write_that_finds_no_room_finds_it_after_pruning(tmp_path: Path) -> No
     assert folder_bytes(home) <= 128 * KB and any(not path.exists() for path in older)
 
 
+def test_what_is_left_counts_what_can_be_spared_and_looks_for_it_now_and_then(tmp_path: Path) -> None:
+    home, walks = tmp_path / "home", []
+    older = fill(home / "runs" / "before" / "blobs" / "ab" / "abc", 40 * KB)
+    needed = fill(home / "runs" / "now" / "blobs" / "cd" / "cde", 40 * KB)
+
+    def in_use() -> InUse:
+        walks.append(1)
+        return InUse(runs=frozenset({"now"}))
+
+    with limited(Allowance(home, 100 * KB, in_use=in_use)):
+        assert files.disk.free_bytes(home, wanted=10 * KB) == 20 * KB and older.exists()
+        assert files.disk.free_bytes(home, wanted=60 * KB) == 60 * KB and needed.exists() and not older.exists()
+        assert [files.disk.free_bytes(home, wanted=70 * KB) for _ in range(9)] == [60 * KB] * 9 and len(walks) == 1
+
+
 def test_files_that_others_removed_are_found_to_be_gone(tmp_path: Path) -> None:
     home = tmp_path / "home"
     kept = Store(home / "runs" / "one")

@@ -19,7 +19,7 @@ from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.items import read_items
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Custody, Grant, Part, Recipe, seal, unseal
-from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat, best_head, read_all
+from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat, read_all
 from dipaco_p2p.protocol.neighbours import bits, place
 from dipaco_p2p.protocol.records import claims_key, heads_key, peers_key, sign_record
 from dipaco_p2p.protocol.signing import PeerId, Signer
@@ -79,7 +79,7 @@ class Stranger:
         records = await self.node.get(heads_key(self.run.id, module))
         heads = read_all(Head, {peer: record.body for peer, record in records.items()})
         heads = {peer: head for peer, head in heads.items() if not head.resigned and peer != self.signer.peer}
-        return best_head(heads, coordinator=self.run.manifest.author) if heads else None
+        return max(heads.items(), key=lambda item: (item[1].term, item[0]), default=None)
 
     async def put(self, key: str, body: Any) -> None:
         await self.node.put(key, strict.plain(body), ttl_s=self.world.plan.ttl_s)

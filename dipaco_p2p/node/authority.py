@@ -1,8 +1,9 @@
 """Whose word counts, as this peer knows it: the coordinator's decrees, and the mandates of the modules' leaders.
 
     documents/decree-00000001.json     a sealed decree; the coordinator's own lie in its folder `decrees`
-    documents/mandate-L1.M0.json       the most senior mandate of a module: a list of sealed grants
-    documents/followed-L1.M0.json      the one to follow, while that is another: the senior one is of somebody banned
+    documents/mandate-L1.M0.json       the mandate of a module's latest term: a list of sealed grants
+    documents/followed-L1.M0.json      the one to follow, while that is another: the latest is of somebody banned, or
+                                       the coordinator has granted the module since its group went on by itself
 
 Every heartbeat says how many decrees its peer has (protocol/liveness.py). So all learn of a new one with the next
 refresh of their watch, from anybody who has it: also while the coordinator is away, and after it was restored from a
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..canonical import canonical_bytes
@@ -149,9 +150,12 @@ class Decrees:
                 return
 
 
-SENIOR, FOLLOWED = "mandate-{}", "followed-{}"
+LATEST, FOLLOWED = "mandate-{}", "followed-{}"
 KNOWN_MAX = 16
 """Mandates per module that are remembered besides the newest."""
+
+Rank = tuple[bool, Seniority]
+"""Whether who granted the last term is not banned, then seniority."""
 
 
 class Mandates:
@@ -178,7 +182,7 @@ class Mandates:
 
     def newest(self, module: ModuleId) -> Mandate:
         """The mandate of the leader to follow; empty before anybody ever led."""
-        return max(self._known[module], key=self._precedence, default=())
+        return max(self._known[module], key=self._rank, default=())
 
     def grant(self, module: ModuleId) -> Grant | None:
         """The newest grant."""
@@ -194,6 +198,13 @@ class Mandates:
         """The newest term, 0 at first."""
         grant = self.grant(module)
         return grant.term if grant else 0
+
+    def best_head(self, module: ModuleId, heads: Mapping[PeerId, Head]) -> tuple[PeerId, Head] | None:
+        """The leader to follow among heads that are believed: the one whose mandate comes before all others' here."""
+        known = sorted(self._known[module], key=self._rank)
+        places = {mandate[-1].signature: place for place, mandate in enumerate(known)}
+        shown = [item for item in heads.items() if item[1].grant in places]
+        return max(shown, key=lambda item: places[item[1].grant], default=None)
 
     def peers(self, module: ModuleId) -> set[PeerId]:
         """All that are known to have owned the module, and the coordinator."""
@@ -281,7 +292,7 @@ class Mandates:
         if mandate in known:
             return
         known.append(mandate)
-        known.sort(key=self._precedence)
+        known.sort(key=self._rank)
         del known[: max(0, len(known) - KNOWN_MAX)]
         if self._store is not None:
             for name, kept in self._kept(module).items():
@@ -294,12 +305,12 @@ class Mandates:
         known = self._known[module]
         if not known:
             return {}
-        senior, followed = max(known, key=self._seniority), self.newest(module)
-        kept = {SENIOR.format(module): senior}
-        return kept if followed == senior else kept | {FOLLOWED.format(module): followed}
+        latest = max(known, key=lambda mandate: (mandate[-1].document.term, self._rank(mandate)))
+        followed, kept = self.newest(module), {LATEST.format(module): latest}
+        return kept if followed == latest else kept | {FOLLOWED.format(module): followed}
 
     def _load(self, module: ModuleId) -> None:
-        for name in (SENIOR.format(module), FOLLOWED.format(module)):
+        for name in (LATEST.format(module), FOLLOWED.format(module)):
             data = self._store.read_document(name) if self._store is not None else None
             try:
                 if data is not None:
@@ -307,12 +318,8 @@ class Mandates:
             except (ValueError, TypeError, IntegrityError) as error:  # heads in the DHT say it again
                 log.warning("the mandate for %s was damaged on disk: %s", module, error)
 
-    def _precedence(self, mandate: Mandate) -> tuple[bool, Seniority]:
-        return not self._is_banned(mandate[-1].document.author), self._seniority(mandate)
-
-    def _seniority(self, mandate: Mandate) -> Seniority:
-        grant = mandate[-1].document
-        return seniority(grant.leader, term=grant.term, author=grant.author, coordinator=self._coordinator)
+    def _rank(self, mandate: Mandate) -> Rank:
+        return not self._is_banned(mandate[-1].document.author), seniority(mandate)
 
 
 def grant_of(head: Head, *, run: str, module: ModuleId, leader: PeerId) -> Sealed[Grant]:

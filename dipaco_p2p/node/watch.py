@@ -24,7 +24,7 @@ from ..program.tasks import SingleFlight
 from ..protocol import owners
 from ..protocol.documents import Grant, Sealed
 from ..protocol.invitations import is_listed
-from ..protocol.liveness import Claim, Head, Heartbeat, best_head, read_all
+from ..protocol.liveness import Claim, Head, Heartbeat, read_all
 from ..protocol.neighbours import place
 from ..protocol.records import Record, claims_key, heads_key
 from ..protocol.rounds import OpenRound, Standing, read_open_round, standing, within_bounds
@@ -106,8 +106,8 @@ class Watch:
         """Of leaders that said that they lead no more, in which term."""
         self._moved: dict[ModuleId, tuple[int, float]] = {module: (0, clock.now_s()) for module in self.heads}
         """The version that each module has reached, and since when it is known here."""
-        self._announced = dict.fromkeys(self.heads, 0)
-        """The newest term of each module in which a leader has said so."""
+        self._announced = dict.fromkeys(self.heads, "")
+        """The signature of the last grant of each module that was the newest when its leader showed it."""
         self._terms_s: dict[ModuleId, tuple[int, float]] = {module: (0, clock.now_s()) for module in self.heads}
         """The newest term of each module, and since when it is known here."""
         self.led_s: dict[ModuleId, float] = dict.fromkeys(self.heads, clock.now_s())
@@ -239,16 +239,14 @@ class Watch:
         # Also of an earlier term than the newest: its branch may be the better one.
         doubted = [peer for peer in shown if peer not in self.heads[module] and peer != self._swarm.peer]
         self.mandate_news.heard(module, doubted)
-        announced = [head.term for head in self.heads[module].values()]
-        self._announced[module] = max([self._announced[module], *announced])
         self.resigned[module] = {peer: head.term for peer, head in heads.items() if head.resigned}
         self.seen[module] = max([self.seen[module], *(head.version for head in self.heads[module].values())])
-        if any(head.term >= self._mandates.term(module) for head in self.heads[module].values()):
-            self.led_s[module] = self._clock.now_s()
+        best, newest = self._best(module), self._mandates.newest(module)
+        if best is not None and best[1].grant == newest[-1].signature:
+            self._announced[module], self.led_s[module] = best[1].grant, self._clock.now_s()
         if self._moved[module][0] != self.reached(module):
             self._moved[module] = self.reached(module), self._clock.now_s()
             self.sightings.moved(self._run.topology.paths_through(module))
-        best = self._best(module)
         if best is None:
             self.paths.note_head(module, None, until_s=0.0)
         elif best[0] in records:
@@ -329,8 +327,9 @@ class Watch:
 
     def is_silent(self, module: ModuleId) -> bool:
         """Whether the leader of the newest term has not announced itself, nor resigned."""
-        grant = self._mandates.grant(module)
-        return grant is not None and self._announced[module] < grant.term and not self._has_resigned(grant)
+        newest = self._mandates.newest(module)
+        is_said = not newest or self._announced[module] == newest[-1].signature
+        return not (is_said or self._has_resigned(newest[-1].document))
 
     def _has_resigned(self, grant: Grant) -> bool:
         return self.resigned[grant.module].get(grant.leader, 0) >= grant.term
@@ -413,7 +412,7 @@ class Watch:
         return self.standing(path) if self.is_whole else self.paths.standing(path)
 
     def _best(self, module: ModuleId) -> tuple[PeerId, Head] | None:
-        return best_head(self.heads[module], coordinator=self._run.manifest.author)
+        return self._mandates.best_head(module, self.heads[module])
 
     def _grant_shown(self, module: ModuleId, peer: PeerId, head: Head) -> Sealed[Grant] | None:
         """By which grant `peer` says that it leads `module`; None if it does not, or shows what nobody could sign."""

@@ -21,13 +21,14 @@ LINKS_MAX = 1024
 Mandate = tuple[Sealed[Grant], ...]
 """Never empty; the oldest grant first, and that one is the coordinator's."""
 
-Seniority = tuple[int, bool, str]
+Seniority = tuple[int, int, str]
 
 
-def seniority(leader: PeerId, *, term: int, author: PeerId, coordinator: PeerId) -> Seniority:
-    """Of two leaders of one module the one with the greater seniority leads: the later term, then the coordinator's
-    word, then the greater peer id, so that all who see both agree. `author` signed the grant."""
-    return term, author == coordinator, leader
+def seniority(mandate: Mandate) -> Seniority:
+    """Of two leaders of one module the one with the greater seniority leads: the one whose mandate begins with the
+    coordinator's later grant, then the later term, then the greater peer id, so that all who see both agree. Whoever
+    was in a group once can grant itself any number of terms: what the coordinator granted since ends them all."""
+    return mandate[0].document.term, mandate[-1].document.term, mandate[-1].document.leader
 
 
 def follows(grant: Grant, last: Grant) -> bool:

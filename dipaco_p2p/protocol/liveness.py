@@ -19,7 +19,6 @@ from ..strict import added, bounded
 from ..topology import PathId
 from .decrees import DECREES_MAX, Decreed
 from .documents import MIRRORS_MAX, PROBLEM_CHARS_MAX
-from .grants import Seniority, seniority
 from .keeping import SHARES
 from .names import clean_name
 from .signing import VALUES_MAX, PeerId
@@ -147,12 +146,3 @@ def read_all(kind: type[B], bodies: Mapping[PeerId, Mapping[str, Any]]) -> dict[
 def shown_names(peer: PeerId, beat: Heartbeat, decreed: Decreed) -> tuple[str, str]:
     """The name and the team of `peer` as anybody may show them beside its id; empty for none, and by decree."""
     return ("", "") if decreed.hides(peer) else (clean_name(beat.name), clean_name(beat.team))
-
-
-def best_head(heads: Mapping[PeerId, Head], *, coordinator: PeerId) -> tuple[PeerId, Head] | None:
-    """The leader to follow among heads that are believed: the one of the greatest seniority."""
-
-    def rank(item: tuple[PeerId, Head]) -> Seniority:
-        return seniority(item[0], term=item[1].term, author=item[1].granted_by, coordinator=coordinator)
-
-    return max(heads.items(), key=rank, default=None)

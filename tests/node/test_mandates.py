@@ -137,6 +137,36 @@ def test_the_senior_of_two_that_compete_is_the_newest(run: Run, mandates: Mandat
     assert mandates.newest(MODULE) == (by_coordinator,)
 
 
+def test_a_later_grant_of_the_coordinator_ends_what_members_of_earlier_groups_grant_each_other(
+    run: Run, store: Store, mandates: Mandates
+) -> None:
+    """Attack: whoever was once in a group could go on from that grant by itself, for 1023 terms. With two of these it
+    deposed the peer that the coordinator had granted the module to since, and again after each new grant."""
+    mandates.learn(MODULE, [first(run)])
+    mandates.learn(MODULE, [latest := granted(run, MODULE, term=2, leader=STRANGER.peer)])
+    own = [by_member(run, MIRROR, term=term) for term in range(2, 9)]
+    mandates.learn(MODULE, [first(run), *own])
+    assert mandates.newest(MODULE) == (latest,)
+    assert mandates.believes(MODULE, after := by_member(run, STRANGER, term=3, leader=STRANGER))
+    for known in (mandates, Mandates(run, Store(store.folder))):
+        assert known.newest(MODULE) == (latest, after), "who was granted it goes on"
+    mandates.grant_next(COORDINATOR, MODULE, leader=LEADER.peer, mirrors=())
+    assert mandates.term(MODULE) == 9, "versions of term 8 may be on the chain"
+
+
+def test_a_friend_of_a_banned_member_is_followed_no_longer_than_until_the_coordinators_next_grant(
+    run: Run, mandates: Mandates
+) -> None:
+    """Attack: a signature has no date. After its ban a member granted the next term to a new key, and that key itself
+    the ones after it: the mandate did not end with a grant by the banned peer."""
+    mandates.learn(MODULE, [first(run)])
+    mandates._is_banned = lambda peer: peer == MIRROR.peer
+    mandates.grant_next(COORDINATOR, MODULE, leader=LEADER.peer, mirrors=())
+    friend = [by_member(run, MIRROR, leader=STRANGER), by_member(run, STRANGER, term=3, leader=STRANGER)]
+    mandates.learn(MODULE, [first(run), *friend])
+    assert mandates.leader(MODULE) == LEADER.peer
+
+
 def test_an_older_mandate_changes_nothing(run: Run, mandates: Mandates) -> None:
     mandates.learn(MODULE, [first(run, term=5)])
     mandates.learn(MODULE, [first(run, term=3)])

@@ -16,6 +16,8 @@ from tiny_run import gradient_bytes, signer
 from virtual_time import eventually
 
 from dipaco_p2p.errors import Refused, Unreachable
+from dipaco_p2p.node.authority import Mandates
+from dipaco_p2p.node.ledger import head_record
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.watch import WORKER_TTLS
 from dipaco_p2p.owner.follower import Follower
@@ -220,6 +222,33 @@ async def test_a_grant_of_another_stage_deposes_nobody(tmp_path: Path, method: s
         await seed_away(world, first)
         await seed_back(world, first)
         assert world.seed.term(MODULE) == term
+
+
+async def test_a_former_mirror_deposes_nobody_who_was_granted_the_module_since(tmp_path: Path) -> None:
+    """Attack: a peer that was a mirror once granted itself two terms after the one that it was in. The leader that the
+    coordinator had chosen since gave way, though the seed lived, and no version came until the seed took the module
+    back. Then the former mirror granted itself two terms more."""
+    async with on_stage(tmp_path, owners=2) as (world, first, second, author):
+        former, seed = world.leader(70, has_worked=False), world.seed.node
+        world.seed.ownership._may_take = lambda: False
+        seed.mandates.grant_next(seed.swarm.signer, MODULE, leader=first.peer, mirrors=(former.peer,))
+        own = Mandates(world.run)
+        own.learn(MODULE, seed.mandates.newest(MODULE))
+        owner = await first.lead(MODULE)
+        await make_versions(world, first, second.node)
+        await first.ownership._granting.obtain(MODULE, mirrors=(second.peer,))
+        await owner.renew()
+        assert owner.grant.group == (first.peer, second.peer)
+        while own.term(MODULE) <= owner.grant.term:
+            own.grant_next(former.swarm.signer, MODULE, leader=former.peer, mirrors=())
+        for node in (first.node, second.node, former.node, seed):
+            node.mandates.learn(MODULE, own.newest(MODULE))
+        await former.node.presence.lead(MODULE, head_record(former.chain.ledger, own.newest(MODULE)))
+        for node in (first.node, second.node, seed):
+            await eventually(lambda node=node: former.peer in node.watch.heads[MODULE])
+            assert node.watch.leader(MODULE) == first.peer
+        assert owner.is_leading and first.node.mandates.leader(MODULE) == first.peer
+        await make_versions(world, first, second.node, seed=5)
 
 
 async def test_a_strangers_word_deposes_nobody_while_the_seed_node_is_away(tmp_path: Path) -> None:

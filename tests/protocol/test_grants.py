@@ -111,21 +111,19 @@ def test_a_mandate_does_not_grow_without_bound() -> None:
     assert extended(longest, granted(term=4), coordinator=COORDINATOR.peer) == (granted(term=4),)
 
 
-def test_the_later_term_is_senior_then_the_coordinators_word_then_a_peer_all_agree_on() -> None:
-    def rank(sealed: Sealed[Grant]) -> tuple[int, bool, str]:
-        grant = sealed.document
-        return seniority(grant.leader, term=grant.term, author=grant.author, coordinator=COORDINATOR.peer)
-
+def test_the_coordinators_later_grant_is_senior_then_the_later_term_then_a_peer_all_agree_on() -> None:
     small, great = sorted((LEADER, MIRROR), key=lambda signer: signer.peer)
-    ordered = [
-        granted(term=1, leader=great, mirrors=()),
-        granted(MIRROR, term=2, leader=small, mirrors=()),
-        granted(LEADER, term=2, leader=great, mirrors=()),
-        granted(term=2, leader=small, mirrors=()),
-        granted(MIRROR, term=3, leader=small, mirrors=()),
+    fifth = granted(term=5, leader=small, mirrors=())
+    ordered: list[Mandate] = [
+        (FIRST,),
+        (FIRST, granted(MIRROR, term=2, leader=small, mirrors=())),
+        (FIRST, granted(LEADER, term=2, leader=great, mirrors=())),
+        (FIRST, *(granted(LEADER, term=term) for term in range(2, 9))),
+        (fifth,),
+        (fifth, granted(small, term=6, leader=small, mirrors=())),
     ]
     for one, other in itertools.pairwise(ordered):
-        assert rank(one) < rank(other)
+        assert seniority(one) < seniority(other)
 
 
 def test_a_grant_says_nothing_of_another_leader_or_group() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from typing import Any
 
@@ -23,7 +22,6 @@ from dipaco_p2p.protocol.liveness import (
     Claim,
     Head,
     Heartbeat,
-    best_head,
     heartbeat_interval_s,
     read,
     read_all,
@@ -170,43 +168,6 @@ def test_names_are_shown_but_of_peers_that_a_decree_hides_or_bans() -> None:
 def test_two_heartbeats_may_be_lost_before_the_third_renews() -> None:
     config = LivenessConfig(heartbeat_ttl_s=15.0)
     assert 2 * heartbeat_interval_s(config) < config.heartbeat_ttl_s <= 3 * heartbeat_interval_s(config)
-
-
-def head(term: int, version: int, *, granted_by: PeerId = ALICE, name: bytes = b"head") -> Head:
-    return Head(version=version, digest=digest(name), term=term, granted_by=granted_by)
-
-
-COORDINATOR = PeerId("coordinator")
-
-
-def test_the_greatest_term_is_believed_even_with_an_older_version() -> None:
-    """Term decides who leads; whether its branch is the better one is for the leader to see."""
-    assert best_head({ALICE: head(1, 9), BOB: head(2, 8)}, coordinator=COORDINATOR) == (BOB, head(2, 8))
-    assert best_head({ALICE: head(2, 9), BOB: head(1, 8)}, coordinator=COORDINATOR) == (ALICE, head(2, 9))
-    assert best_head({}, coordinator=COORDINATOR) is None
-
-
-def test_of_one_term_the_coordinators_word_counts_more() -> None:
-    granted, elected = head(2, 3, granted_by=COORDINATOR), head(2, 9, granted_by=BOB)
-    for heads in ({ALICE: granted, BOB: elected}, {BOB: granted, ALICE: elected}):
-        best = best_head(heads, coordinator=COORDINATOR)
-        assert best is not None and best[1] == granted
-    assert best_head({ALICE: granted, BOB: head(3, 0)}, coordinator=COORDINATOR) == (BOB, head(3, 0))
-
-
-def test_all_peers_believe_the_same_head() -> None:
-    heads = {
-        ALICE: head(2, 8),
-        BOB: head(2, 8),
-        PeerId("carol"): head(2, 8, name=b"fork"),
-        PeerId("dave"): head(1, 9),
-        PeerId("erin"): head(2, 7, granted_by=COORDINATOR),
-    }
-    for some in itertools.combinations(heads.items(), 3):
-        found = {best_head(dict(order), coordinator=COORDINATOR) for order in itertools.permutations(some)}
-        assert len(found) == 1
-    best = best_head(heads, coordinator=COORDINATOR)
-    assert best is not None and best[0] == "erin"
 
 
 def test_a_head_says_how_good_its_branch_is() -> None:

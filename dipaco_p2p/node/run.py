@@ -141,14 +141,25 @@ class Run:
         return [self._shardings[number] for number in sorted(self._shardings)]
 
     def learn(self, sealed: Sealed[Sharding]) -> None:
-        """A further sharding; raises IntegrityError unless it is the coordinator's, for this run and grid."""
-        sharding = sealed.document
+        """A further sharding; raises IntegrityError unless it is the coordinator's, for this run and grid, one of those
+        that the run file announces, and its shards have no more text than the stage. All of it is kept here, and the
+        shards are fetched: who has joined has agreed to the manifest, and to no more."""
+        sharding, rounds = sealed.document, self.config.routing.reshard_rounds
         if sharding.author != self.manifest.author or sharding.run != self.id:
             raise IntegrityError(f"sharding {sharding.number} is not this run's coordinator's")
         if [ref.path for ref in sharding.shards] != list(self.topology.paths()):
             raise IntegrityError(f"sharding {sharding.number} does not list the grid's paths in order")
+        if rounds[sharding.number - 1 : sharding.number] != (sharding.from_round,):
+            raise IntegrityError(f"a sharding {sharding.number} from round {sharding.from_round} on is not announced")
+        if max(ref.blob.size for ref in sharding.shards) > self._text_bytes:
+            raise IntegrityError(f"sharding {sharding.number} has more text than the stage began with")
         if self._shardings.setdefault(sharding.number, sealed).document != sharding:
             raise IntegrityError(f"the coordinator signed two shardings with the number {sharding.number}")
+
+    @cached_property
+    def _text_bytes(self) -> int:
+        """Of all shards of the manifest: each sequence is in one, at least."""
+        return sum(ref.blob.size for ref in self.manifest.shards)
 
     def sharding_at(self, round_number: int) -> int:
         """The number of the newest known sharding that holds in a round; 0 is the manifest's own."""

@@ -11,7 +11,7 @@ from runtime_harness import World
 from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 
 from dipaco_p2p.canonical import canonical_bytes
-from dipaco_p2p.config import ModelConfig, WarmupConfig
+from dipaco_p2p.config import ModelConfig, RoutingConfig, WarmupConfig
 from dipaco_p2p.core.model.layout import Layout, module_layout
 from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.errors import ConfigError, DipacoError, IntegrityError, WrongRun
@@ -258,7 +258,14 @@ def sharding_of(
     return seal(signer(author), replace(sharding, **changes))
 
 
-def test_a_sharding_holds_from_its_round_on(run: Run) -> None:
+@pytest.fixture
+def resharded(tmp_path: Path) -> Run:
+    config = replace(tiny_config(rounds=4), routing=RoutingConfig(reshard_rounds=(2, 4)))
+    return make_run(Store(tmp_path / "resharded"), config)
+
+
+def test_a_sharding_holds_from_its_round_on(resharded: Run) -> None:
+    run = resharded
     path = run.topology.path(1)
     assert run.sharding_at(5) == 0 and run.shard(path).sequences == 7
     run.learn(sharding_of(run, number=2, from_round=4))
@@ -271,14 +278,29 @@ def test_a_sharding_holds_from_its_round_on(run: Run) -> None:
         run.shard(path, 3)
 
 
-def test_only_the_coordinators_sharding_of_this_grid_is_learnt(run: Run) -> None:
-    run.learn(sharding_of(run))
+def test_only_the_coordinators_sharding_of_this_grid_is_learnt(resharded: Run) -> None:
+    run = resharded
+    run.learn(sharding_of(run, from_round=2))
     for sealed, words in (
         (sharding_of(run, author=5), "not this run's"),
         (sharding_of(run, run="ab" * 32), "not this run's"),
         (sharding_of(run, number=2, shards=run.manifest.shards[:-1]), "in order"),
-        (sharding_of(run, number=1, from_round=2), "two shardings"),
+        (sharding_of(run, from_round=2, router=BlobRef.of(b"another")), "two shardings"),
     ):
         with pytest.raises(IntegrityError, match=words):
             run.learn(sealed)
     assert len(run.shardings) == 1
+
+
+def test_a_coordinator_fills_no_memory_with_shardings_that_its_run_file_did_not_announce(resharded: Run) -> None:
+    """Attack: each is as large as a document may be, came with any contribution, and stayed at every owner: 4 GB of
+    them after 16,000 contributions. Of one that is announced, the shards could have any size."""
+    run = resharded
+    for number, from_round in ((1, 1), (2, 2), (3, 4), (3, 5), (2**40, 2)):
+        with pytest.raises(IntegrityError, match="not announced"):
+            run.learn(sharding_of(run, number=number, from_round=from_round))
+    first, *others = run.manifest.shards
+    huge = replace(first, blob=replace(first.blob, size=1 + sum(ref.blob.size for ref in run.manifest.shards)))
+    with pytest.raises(IntegrityError, match="more text"):
+        run.learn(sharding_of(run, number=1, from_round=2, shards=(huge, *others)))
+    assert not run.shardings

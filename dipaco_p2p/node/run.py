@@ -11,8 +11,8 @@ from ..core.model.layout import Layout, module_layout
 from ..core.outer.codec import Compressed
 from ..core.outer.compress import bytes_max, decode_compressed
 from ..errors import IntegrityError
-from ..protocol.decrees import Decree
-from ..protocol.documents import Manifest, ModuleVersion, Sealed, Sharding, ShardRef, run_name, unseal
+from ..protocol.decrees import Decree, Rebuilt
+from ..protocol.documents import BlobRef, Manifest, ModuleVersion, Sealed, Sharding, ShardRef, run_name, unseal
 from ..protocol.gate import Appraisal
 from ..protocol.manifest import WARMUP
 from ..protocol.norms import Norms, lr_sum
@@ -21,6 +21,8 @@ from ..protocol.verdicts import Verdicts
 from ..topology import ModuleId, PathId, Topology
 
 HEADER_BYTES_SPARE = 4096
+Limit = tuple[BlobRef | None, int]
+"""A blob that is named, and the most bytes that it may have."""
 APPRAISALS_BYTES_MAX = 16 * 2**20
 """What judges said of one version takes no more."""
 
@@ -198,17 +200,21 @@ class Run:
     def check_sizes(self, version: ModuleVersion) -> None:
         """Raise IntegrityError for a version that names a blob which is larger than any can be: before it is fetched,
         for its bytes come into memory."""
-        most, size = self.snapshot_bytes_max(version.module), self.layout(version.module).size
+        size = self.layout(version.module).size
         limits = (
-            (version.snapshot, most),
+            *self._state_limits(version.module, version.snapshot, version.state),
             (version.update, bytes_max(size, self.config.compression.downlink)),
-            (version.state, 2 * most),
             (version.appraisals, APPRAISALS_BYTES_MAX),
         )
-        for ref, limit in limits:
-            if ref is not None and ref.size > limit:
-                name = f"version {version.version} of {version.module}"
-                raise IntegrityError(f"{name} names a blob of {ref.size} bytes, limit {limit}")
+        _check_limits(f"version {version.version} of {version.module}", limits)
+
+    def check_rebuilt(self, module: ModuleId, rebuilt: Rebuilt) -> None:
+        """The same for what a decree brings, which stands in no version yet."""
+        _check_limits(f"a rollback of {module}", self._state_limits(module, rebuilt.snapshot, rebuilt.state))
+
+    def _state_limits(self, module: ModuleId, snapshot: BlobRef, state: BlobRef | None) -> tuple[Limit, Limit]:
+        most = self.snapshot_bytes_max(module)
+        return (snapshot, most), (state, 2 * most)
 
     def check_genesis(self) -> None:
         """Raise IntegrityError when the genesis does not have the sizes that the model says."""
@@ -224,6 +230,12 @@ class Run:
                 raise IntegrityError(
                     f"the outer state of {ref.module} has {ref.state.size} bytes, which does not fit the model"
                 )
+
+
+def _check_limits(name: str, limits: Iterable[Limit]) -> None:
+    for ref, limit in limits:
+        if ref is not None and ref.size > limit:
+            raise IntegrityError(f"{name} names a blob of {ref.size} bytes, limit {limit}")
 
 
 def _snapshot_bytes_max(size: int) -> int:

@@ -54,12 +54,15 @@ async def prepare(node: Member, ledger: Ledger) -> bool:
     """Have the blobs that carry out what is due; whether anything is, and somebody gave them."""
     if (sealed := due(node, ledger)) is None:
         return False
+    rebuilt = sealed.document.rebuilt
     # What was rebuilt only the coordinator's archive has, or whoever has carried it out before.
-    others = node.watch.heartbeats if sealed.document.rebuilt is None else node.mandates.peers(ledger.module)
+    others = node.watch.heartbeats if rebuilt is None else node.mandates.peers(ledger.module)
     try:
+        if rebuilt is not None:
+            node.run.check_rebuilt(ledger.module, rebuilt)
         for ref in _made_of(sealed.document, ledger.at(sealed.document.to)):
             await fetch_kept(node, ref, holders=[*node.watch.seeds(), *sorted(set(others) - {node.peer})])
-    except SwarmError as error:
+    except (SwarmError, IntegrityError) as error:
         log.warning("%s cannot go back yet: %s", ledger.module, error)
         return False
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,16 @@ from runtime_harness import World, offer
 from tiny_run import SEED_NUMBER, gradient_bytes, signer
 from virtual_time import eventually
 
-from dipaco_p2p.errors import Refused
+from dipaco_p2p.errors import BlobMissing, Refused
 from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import RemoteLedger
 from dipaco_p2p.node.node import Member
+from dipaco_p2p.owner import rollback
 from dipaco_p2p.owner.follower import Follower
-from dipaco_p2p.protocol.documents import Sealed, seal
+from dipaco_p2p.protocol.decrees import Rebuilt
+from dipaco_p2p.protocol.documents import BlobRef, Sealed, seal
 from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import PathId
 
 
@@ -245,3 +249,27 @@ async def test_of_two_rollbacks_the_newest_is_carried_out_and_the_coordinator_ma
         await seed_back(world, group)
         await require_safe(world, group, versions=4)
         require_verified(world, versions=4)
+
+
+async def test_a_rollback_to_more_bytes_than_a_module_can_have_is_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack: the coordinator decrees it, and gives bytes for as long as a thin line would take for 2^40 of them, which
+    is a year. The volunteer that led the module held them all in memory."""
+    asked: list[int] = []
+
+    async def fetch(node: Member, ref: BlobRef, *, holders: Sequence[PeerId]) -> bytes:
+        asked.append(ref.size)
+        raise BlobMissing("not yet")
+
+    monkeypatch.setattr(rollback, "fetch_kept", fetch)
+    async with of_group(tmp_path) as (world, group, author):
+        await make_versions(world, group.leader, author)
+        most, where = world.run.snapshot_bytes_max(MODULE), {"stage": world.run.id, "module": MODULE}
+        for snapshot, state in ((2**40, 2 * most), (most, 2**40), (most, 2 * most)):
+            refs = (BlobRef(digest="ab" * 32, size=size) for size in (snapshot, state))
+            rebuilt = Rebuilt(without=(author.peer,), snapshot=next(refs), state=next(refs))
+            await decree(world, group, "rollback", to=0, after=1, rebuilt=rebuilt, **where)
+            await eventually(lambda sizes=(snapshot, state): 2**40 in sizes or bool(asked))
+            await world.clock.sleep(2.0)
+        assert set(asked) == {most}

@@ -221,17 +221,26 @@ class Mandates:
 
     def is_vouched(self, sealed: Sealed[ModuleVersion]) -> bool:
         """Whether another owner than its author has made a version again, as far as owners are known here."""
-        others = sealed.cosignatures.keys() - {sealed.document.author}
-        return is_final(sealed, coordinator=self._coordinator) or bool(others & self.peers(sealed.document.module))
+        version, others = sealed.document, sealed.cosignatures.keys() - {sealed.document.author}
+        is_made = version.term <= self._latest(version.module) and bool(others & self.peers(version.module))
+        return is_made or is_final(sealed, coordinator=self._coordinator)
 
     def is_vouched_from_outside(self, sealed: Sealed[ModuleVersion]) -> bool:
         """Whether one has that its leader did not choose: the coordinator, or the first mirror of a grant of its."""
         version, coordinator = sealed.document, self._coordinator
         if is_final(sealed, coordinator=coordinator):
             return True
-        grants = [grant.document for grant in self.grants(version.module) if grant.id == version.grant]
-        chosen = {peer for grant in grants if grant.author == coordinator for peer in grant.mirrors[:1]}
+        named = (each.document for each in self.grants(version.module) if each.id == version.grant)
+        of_it = [grant for grant in named if (grant.leader, grant.term) == (version.author, version.term)]
+        chosen = {peer for grant in of_it if grant.author == coordinator for peer in grant.mirrors[:1]}
         return bool(chosen & sealed.cosignatures.keys())
+
+    def require_granted(self, version: ModuleVersion) -> None:
+        """Raise IntegrityError for a version of a later term than any that was granted, as far as is known here: terms
+        do not fall along a chain, so nobody could lead after it."""
+        if version.term > (latest := self._latest(version.module)):
+            name = f"version {version.version} of {version.module}"
+            raise IntegrityError(f"{name} is of term {version.term}, and the latest that was granted is {latest}")
 
     def has_quorum(self, sealed: Sealed[ModuleVersion]) -> bool:
         """Whether more than half of a version's group has made it, with its leader and the mirror that the coordinator
@@ -274,18 +283,21 @@ class Mandates:
         Raises IntegrityError if `signer` is neither.
         """
         is_coordinator = signer.peer == self._coordinator
-        # Also above those that banned members granted: one of these may have got as far.
-        last = max((mandate[-1].document.term for mandate in self._known[module]), default=0)
         grant = Grant(
             run=self._run.id,
             module=module,
-            term=(last if is_coordinator else self.term(module)) + 1,
+            term=(self._latest(module) if is_coordinator else self.term(module)) + 1,
             leader=leader,
             mirrors=mirrors,
             after=0 if is_coordinator else self.term(module),
             author=signer.peer,
         )
         self._add(module, extended(self.newest(module), seal(signer, grant), coordinator=self._coordinator))
+
+    def _latest(self, module: ModuleId) -> int:
+        """The greatest term that anybody was granted, though it may not be the one to follow: by a banned member, or
+        before the coordinator's last word. Its leader may have made versions."""
+        return max((mandate[-1].document.term for mandate in self._known[module]), default=0)
 
     def _add(self, module: ModuleId, mandate: Mandate) -> None:
         known = self._known[module]

@@ -356,6 +356,7 @@ class ModuleChain:
     async def _take(self, sealed: Sealed[ModuleVersion], *, source: PeerId) -> None:
         """The next version, made again."""
         self.ledger.check(sealed)
+        self.node.mandates.require_granted(sealed.document)
         led_by = self.node.mandates.leader(self.module)
         if sealed.document.is_fresh and self.state.is_here(self.ledger.head):
             raise Refused("the outer state before this version is not lost: it is here", reason=Reason.MALFORMED)
@@ -423,8 +424,7 @@ class ModuleChain:
         for sealed in theirs[len(vouched) :]:
             self._require_led_by(led_by)
             await self._take(sealed, source=remote.peer)
-            signature = cosign(self.node.swarm.signer, sealed)
-            ledger.cosign(sealed.document.version, {self.node.peer: signature})
+            ledger.cosign(sealed.document.version, {self.node.peer: cosign(self.node.swarm.signer, sealed)})
         self.settle()
 
     async def _adopt_final(self, remote: RemoteLedger) -> None:

@@ -12,9 +12,10 @@ from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.authority import KNOWN_MAX, Mandates, grant_of
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.protocol.documents import Grant, Sealed, seal
+from dipaco_p2p.protocol.documents import Grant, ModuleVersion, Sealed, seal
 from dipaco_p2p.protocol.liveness import Head
 from dipaco_p2p.protocol.signing import PeerId, Signer
+from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.topology import ModuleId
 
 MODULE, OTHER_MODULE = ModuleId(1, 0), ModuleId(1, 1)
@@ -224,6 +225,37 @@ def test_the_banned_crowd_does_not_push_out_whom_to_follow(run: Run, mandates: M
         mandates.believes(MODULE, by_member(run, MIRROR, leader=signer(20 + number)))
         assert mandates.newest(MODULE) == grants
     assert mandates.newest(MODULE) == (first(run),) and len(mandates._known[MODULE]) <= KNOWN_MAX
+
+
+def version(run: Run, grant: Sealed[Grant], author: Signer, *, term: int, by: Signer = MIRROR) -> Sealed[ModuleVersion]:
+    """A version that names `grant`, cosigned by another peer."""
+    first = genesis_version(run.manifest, MODULE)
+    made = {"version": 1, "parent": first.digest, "grant": grant.id, "term": term, "author": author.peer}
+    return Sealed(dataclasses.replace(first, **made), "", {by.peer: "00" * 64})
+
+
+def test_a_version_of_a_later_term_than_was_granted_is_vouched_for_by_nobody_but_the_coordinator(
+    run: Run, mandates: Mandates
+) -> None:
+    """Attack: terms do not fall along a chain, so after a version of the greatest nobody could ever lead."""
+    mandates.learn(MODULE, [grant := first(run, term=3)])
+    for term, is_granted in ((1, True), (3, True), (4, False), (2**40, False)):
+        assert mandates.is_vouched(version(run, grant, LEADER, term=term)) is is_granted
+        assert mandates.is_vouched(version(run, grant, LEADER, term=term, by=COORDINATOR))
+    mandates.require_granted(version(run, grant, LEADER, term=3).document)
+    with pytest.raises(IntegrityError, match="the latest that was granted is 3"):
+        mandates.require_granted(version(run, grant, LEADER, term=4).document)
+
+
+def test_the_coordinators_choice_of_a_mirror_is_for_one_leader_and_one_term(run: Run, mandates: Mandates) -> None:
+    """Attack: a leader that chose its mirrors itself named an earlier grant of the coordinator, whose first mirror was
+    its friend, and trainers took what these two had signed."""
+    mandates.learn(MODULE, [grant := first(run)])
+    mandates.believes(MODULE, by_member(run, MIRROR, leader=STRANGER, mirrors=(MIRROR.peer,)))
+    assert mandates.is_vouched_from_outside(version(run, grant, LEADER, term=1))
+    assert not mandates.is_vouched_from_outside(version(run, grant, STRANGER, term=1))
+    assert not mandates.is_vouched_from_outside(version(run, grant, STRANGER, term=2))
+    assert not mandates.is_vouched_from_outside(version(run, grant, LEADER, term=2))
 
 
 def test_a_peer_that_only_reads_writes_nothing(run: Run, store: Store) -> None:

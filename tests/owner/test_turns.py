@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from group_harness import MODULE, document, expired, make_versions, of_group
+from group_harness import (
+    MODULE,
+    OTHER_PATH,
+    PATH,
+    contribute,
+    document,
+    expired,
+    lead_at_last,
+    make_versions,
+    of_group,
+)
 from leaders_harness import on_stage, seed_away, seed_back
 from runtime_harness import TinyLeader, World, offer
 from tiny_run import gradient_bytes, signer
@@ -20,8 +30,10 @@ from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import head_record
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.node.watch import WORKER_TTLS
+from dipaco_p2p.owner import leader
 from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.owner.leader import Leader
+from dipaco_p2p.owner.version import make_version
 from dipaco_p2p.protocol.documents import seal
 from dipaco_p2p.protocol.owners import rank
 from dipaco_p2p.protocol.reasons import Reason
@@ -249,6 +261,26 @@ async def test_a_former_mirror_deposes_nobody_who_was_granted_the_module_since(t
             assert node.watch.leader(MODULE) == first.peer
         assert owner.is_leading and first.node.mandates.leader(MODULE) == first.peer
         await make_versions(world, first, second.node, seed=5)
+
+
+async def test_a_version_of_a_term_that_nobody_was_granted_is_not_signed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack: all that a leader's version says was right but its term, 2^40. The coordinator signed it. Since terms do
+    not fall along a chain, and no grant has a greater one, nobody could lead the module any more, for good."""
+    async with on_stage(tmp_path) as (world, first, second, author):
+        await first.lead(MODULE)
+        await eventually(lambda: world.seed.node.watch.leader(MODULE) == first.peer)
+        with monkeypatch.context() as changed:
+            changed.setattr(leader, "make_version", lambda *args, **said: make_version(*args, **said | {"term": 2**40}))
+            for path in (PATH, OTHER_PATH):
+                await contribute(world, first, author, path=path)
+            await eventually(lambda: first.chain.ledger.head.term == 2**40)
+            await world.clock.sleep(world.run.config.liveness.heartbeat_ttl_s)
+        assert world.seed.archive.ledgers[MODULE].head.version == 0
+        await first.die(world)
+        await lead_at_last(world, second)
+        await eventually(lambda: world.seed.archive.ledgers[MODULE].final == 1)
 
 
 async def test_a_strangers_word_deposes_nobody_while_the_seed_node_is_away(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from ..core.outer.outer_step import OuterState
-from ..errors import Refused, Unreachable
+from ..errors import DipacoError, Refused, Unreachable
 from ..node.ledger import head_record
 from ..node.shardings import learn_shardings
 from ..program.files import reach
@@ -86,8 +86,7 @@ class Leader:
 
     @property
     def is_leading(self) -> bool:
-        """False from the moment on that we stopped, or that somebody else was granted the module: a version of a later
-        term says so, too."""
+        """Until we stop, or somebody else is granted the module: a version of a later term says so, too."""
         grant, head = self._node.mandates.grant(self.module), self.head
         return self._is_leading and grant is not None and grant.leader == self._node.peer and head.term <= grant.term
 
@@ -107,7 +106,6 @@ class Leader:
 
     async def start(self, *, last_group: Collection[PeerId] = (), is_patient: bool = False) -> None:
         """Gather what the last group and others have, take their open contributions over, and announce the head.
-
         Raises Unreachable if `is_patient` and there should be a newer version than all that can be had now.
         """
         newest = await Takeover(self._chain).gather(last_group)
@@ -154,20 +152,24 @@ class Leader:
     async def merge(self, peer: PeerId, branch: Branch) -> None:
         """Take over the branch of another leader if it is better than ours. Raises DipacoError."""
         async with self._lock:
-            if branch.is_better(self._ledger.branch):
-                await self._chain.follow(peer)
-                await self._reopen()
-                await self._announce()
-                self._replication.begin_anew()
+            if not branch.is_better(before := self._ledger.branch):
+                return
+            try:
+                await Takeover(self._chain).follow(peer)
+            except DipacoError:
+                if self._ledger.branch == before:
+                    raise
+            await self._reopen()
+            await self._announce()
+            self._replication.begin_anew()
 
     # -- what trainers ask
 
     async def contribute(
         self, sender: PeerId, sealed: Sealed[Contribution], *, is_forwarded: bool = False, is_promised: bool = False
     ) -> Sealed[Receipt]:
-        """Admit a contribution whose payload is uploaded; raises Refused with the reason. Idempotent.
-
-        `is_forwarded`: not by its author; `is_promised`: by a peer that may have given a receipt for it."""
+        """Admit a contribution whose payload is uploaded; raises Refused with the reason. Idempotent. `is_forwarded`:
+        not by its author; `is_promised`: by a peer that may have given a receipt for it."""
         self._require_leading()
         decreed = self._node.decrees.state
         decreed = replace(decreed, banned={}) if is_promised else decreed  # a ban takes back no receipt

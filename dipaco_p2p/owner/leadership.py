@@ -34,6 +34,9 @@ from .replication import LOST_TTLS
 
 log = logging.getLogger(__name__)
 
+MERGE_REST = 10
+"""So a former leader that shows no branch takes at most a tenth of a round's time."""
+
 
 class Leadership:
     """All the modules that this peer leads."""
@@ -62,6 +65,8 @@ class Leadership:
         """Whom we last saw leading a module that we do not lead."""
         self._refused: dict[ModuleId, dict[str, tuple[PeerId, int, str]]] = defaultdict(dict)
         """Contributions that a leader did not take: who led, which version it had then, and the reason."""
+        self._merges_s: dict[ModuleId, float] = defaultdict(float)
+        """When we look again at branches that others say are better than ours."""
         self._untold: dict[ModuleId, tuple[int, float]] = {}
         """Of modules that we mirror and know newer versions of: the newest that is final here, and since when."""
         for chain in chains.all():
@@ -264,10 +269,19 @@ class Leadership:
         return not leader.is_leading
 
     async def _merge(self, leader: Leader) -> None:
-        """Look at the heads of other leaders: after a partition or a race, theirs may be the better branch."""
-        for peer, head in self._node.watch.heads[leader.module].items():
-            if peer != self._node.peer and head.branch.is_better(self.chains[leader.module].ledger.branch):
-                await leader.merge(peer, head.branch)
+        """Look at the heads of other leaders: after a partition or a race, theirs may be the better branch. It is their
+        word, and our round waits while we look: after a look in vain it goes on for MERGE_REST times as long."""
+        node, module, began_s = self._node, leader.module, self._node.clock.now_s()
+        ours, heads = self.chains[module].ledger.branch, node.watch.heads[module]
+        better = [peer for peer in heads if peer != node.peer and heads[peer].branch.is_better(ours)]
+        if better and began_s >= self._merges_s[module]:
+            peer = min(better, key=lambda peer: node.swarm.signer.lot("merge", f"{peer}|{began_s}".encode()))
+            try:
+                await leader.merge(peer, heads[peer].branch)
+            except DipacoError as error:
+                now_s = node.clock.now_s()
+                self._merges_s[module] = now_s + MERGE_REST * (now_s - began_s)
+                log.info("%s: the better branch of ...%s is not to be had: %s", module, short(peer), error)
         for archive in leader.diverged_archives:
             await leader.merge(archive, await RemoteLedger(self._node, archive, leader.module).branch())
 

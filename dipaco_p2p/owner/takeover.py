@@ -87,15 +87,19 @@ class Takeover:
             log.info("%s: ...%s did not say what it has: %s", self._chain.module, short(peer), error)
             return None
 
-    async def _take_best(self, found: dict[PeerId, Branch]) -> None:
-        """Follow the best branch; who lied about it, went away or trickles leaves us with the next one. Parameters and
-        outer state have the time that a thin line takes for them, and what came is kept for the next try."""
+    async def follow(self, peer: PeerId) -> None:
+        """Take over the branch of one peer. Its parameters and outer state have the time that a thin line takes for
+        them, and what came is kept for the next try. Raises DipacoError."""
         limit_s = LOST_TTLS * self._ttl_s + 3 * self._node.run.snapshot_bytes_max(self._chain.module) / THIN_BYTES_S
+        await in_time(self._chain.follow(peer), self._node.clock, limit_s, what="its branch")
+
+    async def _take_best(self, found: dict[PeerId, Branch]) -> None:
+        """Follow the best branch; who lied about it, went away or trickles leaves us with the next one."""
         for peer in sorted(found, key=lambda peer: (found[peer].rank, peer)):
             if not found[peer].is_better(self._ledger.branch):
                 continue
             try:
-                await in_time(self._chain.follow(peer), self._node.clock, limit_s, what="its branch")
+                await self.follow(peer)
             except DipacoError as error:
                 log.warning("%s: the branch of ...%s cannot be had: %s", self._chain.module, short(peer), error)
 

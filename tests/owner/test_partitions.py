@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from group_harness import (
@@ -10,17 +12,26 @@ from group_harness import (
     GroupMember,
     contribute,
     counted,
+    document,
     expired,
     make_versions,
     of_group,
     require_safe,
     seed_back,
 )
+from leaders_harness import on_stage
 from runtime_harness import World
+from tiny_run import granted
 from virtual_time import eventually
 
-from dipaco_p2p.node.node import Member
+from dipaco_p2p.node.calls import GetBranch, GetOpen
+from dipaco_p2p.node.items import Page, items_reply
+from dipaco_p2p.node.ledger import head_record
+from dipaco_p2p.node.node import CONTROL_TIMEOUT_S, Member
 from dipaco_p2p.owner.follower import Follower
+from dipaco_p2p.protocol.documents import Contribution, seal
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.versions import Branch
 
 
 def split(world: World, group: Group, author: Member) -> tuple[GroupMember, list[GroupMember], Member]:
@@ -164,3 +175,41 @@ async def test_who_waits_on_the_losing_one_of_two_heads_of_one_number_comes_to_t
         [loser] = [reader for reader in readers if reader.version != head]
         await loser.sync(after=2)
         assert loser.version == head and head.version == 2
+
+
+async def test_a_former_leader_that_says_it_has_a_better_branch_stops_no_round(tmp_path: Path) -> None:
+    """Attack: whoever had led once said so in a head, and gave its open contributions a page at a time. The leader
+    waited for them, for hours, with its module locked: no contribution was taken, and no round closed."""
+    async with on_stage(tmp_path) as (world, first, second, author):
+        former, pages = world.leader(70, has_worked=False), list[str]()
+        grant = granted(world.run, MODULE, term=1, leader=former.peer)
+        owner = await first.lead(MODULE)
+        while owner.grant.term == 1:
+            await first.ownership._granting.obtain(MODULE, mirrors=())
+            await owner.renew()
+        node, ledger = former.node, former.chain.ledger
+        listed = {
+            (sealed := seal(node.swarm.signer, document(world, ledger, node, bytes([number])))).id: sealed
+            for number in range(60)
+        }
+
+        async def branch(sender: PeerId, request: GetBranch) -> Branch:
+            return Branch(final=30, version=30, weight=2**40, digest="ab" * 32)
+
+        async def open_(sender: PeerId, request: GetOpen) -> Page[Contribution]:
+            pages.append(sender)
+            await asyncio.sleep(CONTROL_TIMEOUT_S - 1)
+            return items_reply(listed[name] for name in [name for name in sorted(listed) if name > request.after][:1])
+
+        for kind, answer in ((GetBranch, branch), (GetOpen, open_)):
+            former.swarm._dispatcher._handlers.pop(kind.METHOD, None)
+            kind.serve(former.swarm, answer)  # type: ignore[attr-defined]
+        first.node.mandates.learn(MODULE, [grant])
+        head = replace(head_record(ledger, (grant,)), version=30, final=30)
+        await node.presence.lead(MODULE, head)
+        first.tasks.append(asyncio.create_task(first.ownership.run()))
+        await eventually(lambda: first.peer in pages)
+        began_s = world.clock.now_s()
+        await make_versions(world, first, author, count=3)
+        spent_s = world.clock.now_s() - began_s
+        assert spent_s < 60.0

@@ -27,19 +27,19 @@ from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.outer.codec import Compressed
 from dipaco_p2p.core.outer.compress import compress
 from dipaco_p2p.core.outer.outer_step import outer_gradient
-from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable
+from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError, Refused, SwarmError, Unreachable
 from dipaco_p2p.node.items import read_items
 from dipaco_p2p.node.node import Member, fetch_in_time
 from dipaco_p2p.node.reading import ask_chain, chain_tellers
 from dipaco_p2p.node.sizes import state_bytes_max
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Recipe
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Recipe, Sealed
 from dipaco_p2p.protocol.gate import GAIN_MAX, MADE_UP, NOTHING_GIVEN, Repetition
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.versions import up_to_last
 from dipaco_p2p.topology import ModuleId
 
 from .shard_source import ShardSource
-from .trainer import PathTrainer
+from .trainer import OuterGradient, PathTrainer
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Repeater:
     ) -> Repetition:
         """Raises DipacoError if it cannot be done here; what its author withholds is a repetition that failed."""
         recipe = work.recipe
-        if recipe is None or work.state is None or recipe.round > work.base_version:
+        if recipe is None or work.state is None or not self._may_be(work, recipe):
             return MADE_UP
         if recipe.start is not None and not await self._is_named(work, recipe, recipe.start):
             return MADE_UP
@@ -92,10 +92,16 @@ class Repeater:
 
         flats = trainer.beginning(before)
         place = recipe.place, recipe.replicas
-        result = await trainer.train(flats, round_number=recipe.round, replica=place, on_step=on_step)
+        try:
+            result = await trainer.train(flats, round_number=recipe.round, replica=place, on_step=on_step)
+            made = await asyncio.to_thread(trainer.outer_gradients, flats, result.flats)
+        except Exception as error:  # as for a volunteer that goes on from another's state (training.py)
+            if start is None or isinstance(error, EnvironmentUnfit):
+                raise
+            return self._useless(work, error)
         if result.steps_done != work.steps:
             raise Refused(f"{result.steps_done} of {work.steps} steps were taken here", reason=Reason.OTHER)
-        left = await self._left(work, work.state, trainer, flats, result.flats)
+        left = await self._left(work, work.state, trainer, made)
         if left is None:
             return NOTHING_GIVEN
         try:
@@ -109,16 +115,22 @@ class Repeater:
         return found if is_sound else replace(found, cosine=-1.0)
 
     async def _left(
-        self, work: Contribution, ref: BlobRef, trainer: PathTrainer, before: Sequence[Floats], after: Sequence[Floats]
+        self, work: Contribution, ref: BlobRef, trainer: PathTrainer, made: Sequence[OuterGradient]
     ) -> bytes | None:
         """The state after the steps, as its author has it. Where ours has the same digest, as on like machines, nothing
         needs to be fetched: it is half of what an audit costs the author's line."""
-        made = await asyncio.to_thread(trainer.outer_gradients, before, after)
         ours = await asyncio.to_thread(trainer.state_bytes, made)
         return ours if BlobRef.of(ours) == ref else await self._state(work, ref)
 
+    def _may_be(self, work: Contribution, recipe: Recipe) -> bool:
+        """Whether anybody could have taken its steps. Else no auditor could take them either, and who says so would
+        never be found: a round has no more steps, and a step always as many tokens."""
+        inner, model = self._node.run.config.inner, self._node.run.config.model
+        is_whole = work.steps <= inner.steps and work.tokens == work.steps * inner.batch * model.context
+        return is_whole and recipe.round <= work.base_version
+
     @staticmethod
-    def _useless(work: Contribution, error: IntegrityError) -> Repetition:
+    def _useless(work: Contribution, error: Exception) -> Repetition:
         log.info("a state of %s is of no use: %s", work.path, error)
         return MADE_UP
 
@@ -128,10 +140,12 @@ class Repeater:
 
     async def _is_named(self, work: Contribution, recipe: Recipe, start: BlobRef) -> bool:
         """Whether a version that somebody made again counts this state of the path. Raises Refused if those who answer
-        have not all that the author could have seen: after an outage an archive comes up to the others."""
-        is_all_told = True
+        have not all that the author could have seen: after an outage an archive comes up to the others.
+
+        It has seen the version that its round began with, whatever it calls the one before `start`."""
+        is_all_told, after = True, max(0, min(recipe.since, recipe.round - 1))
         for module in work.path.modules():
-            found = await self._versions(module, after=recipe.since)
+            found = await self._versions(module, after=after, up_to=work.base_version)
             if any(share.path == work.path and share.state == start for each in found for share in each.shares):
                 return True
             is_all_told &= bool(found) and found[-1].version >= recipe.round
@@ -139,17 +153,22 @@ class Repeater:
             raise Refused(f"nobody told all versions after {recipe.since}", reason=Reason.OTHER)
         return False
 
-    async def _versions(self, module: ModuleId, *, after: int) -> list[ModuleVersion]:
-        """Of whoever tells most of them, as far as somebody made them again."""
+    async def _versions(self, module: ModuleId, *, after: int, up_to: int) -> list[ModuleVersion]:
+        """Of whoever tells most of them, as far as somebody made them again; page by page `up_to` a version, and what
+        is on its page."""
         most: list[ModuleVersion] = []
         for teller in chain_tellers(self._node, module):
+            told: list[Sealed[ModuleVersion]] = []
             try:
-                page = read_items(ModuleVersion, await ask_chain(self._node, teller, module, after=after))
+                while len(told) <= up_to - after:
+                    page = await ask_chain(self._node, teller, module, after=after + len(told))
+                    if not (more := read_items(ModuleVersion, page)):
+                        break
+                    told += more
             except (SwarmError, Refused, IntegrityError) as error:
-                log.info("...%s told nothing of %s: %s", teller[0][-8:], module, error)
-                continue
-            told = [sealed.document for sealed in up_to_last(page, self._node.mandates.is_vouched)]
-            most = max(most, told, key=len)
+                log.info("...%s told nothing more of %s: %s", teller[0][-8:], module, error)
+            vouched = up_to_last(told, self._node.mandates.is_vouched)
+            most = max(most, [sealed.document for sealed in vouched], key=len)
         return most
 
     async def _state(self, work: Contribution, ref: BlobRef) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,18 @@ from runtime_harness import TinyVolunteer, World
 from tiny_run import tiny_config
 from virtual_time import eventually, play
 
+from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.config import CompressionConfig, JudgingConfig, RunConfig
 from dipaco_p2p.core.arrays import from_bfloat16, to_bfloat16
 from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.outer.compress import compress, decode_compressed, encode_compressed
+from dipaco_p2p.core.tensor_file import decode, encode
+from dipaco_p2p.node.items import Page
+from dipaco_p2p.node.reading import ask_chain
 from dipaco_p2p.protocol.documents import BlobRef, Contribution
-from dipaco_p2p.protocol.gate import Repetition
+from dipaco_p2p.protocol.gate import MADE_UP, Repetition
 from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.signing import VALUES_MAX
 from peers.path.repeating import Repeater
 from peers.path.trainer import Flat, OuterGradient, PathTrainer
 
@@ -176,6 +182,23 @@ def later_round(author: TinyVolunteer, work: Contribution) -> Contribution:
     return replace(work, recipe=replace(work.recipe, round=work.base_version + 1))
 
 
+def more_steps(author: TinyVolunteer, work: Contribution) -> Contribution:
+    """More than a round has: nobody could take as many."""
+    return replace(work, steps=1000 * work.steps)
+
+
+def more_tokens(author: TinyVolunteer, work: Contribution) -> Contribution:
+    """A whole round's weight for one step, which comes out the same."""
+    return replace(work, tokens=2 * work.tokens)
+
+
+def later_since(author: TinyVolunteer, work: Contribution) -> Contribution:
+    """A made-up state that a version to come is to name: no version follows that one yet."""
+    lied = forged_start(author, work)
+    assert lied.recipe is not None
+    return replace(lied, recipe=replace(lied.recipe, since=VALUES_MAX))
+
+
 LIES: tuple[Lie, ...] = (
     forged_start,
     own_result_as_start,
@@ -184,6 +207,9 @@ LIES: tuple[Lie, ...] = (
     from_the_start,
     other_part,
     later_round,
+    more_steps,
+    more_tokens,
+    later_since,
 )
 
 
@@ -211,3 +237,64 @@ def test_who_lies_about_where_its_steps_began_has_failed(tmp_path: Path, monkeyp
 
     play(scenario)
     assert tried == {"honest": True} | {lie.__name__: False for lie in LIES}
+
+
+def test_a_page_of_versions_that_ends_too_soon_excuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An author may name as early a version as it likes: what follows it takes many pages."""
+    tried: list[Repetition] = []
+    repeat = Repeater.__call__
+
+    async def one_by_one(*asked: Any, **how: Any) -> Any:
+        page = await ask_chain(*asked, **how)
+        return Page({}, canonical_bytes(json.loads(page.body)[:1]))
+
+    async def lied(self: Repeater, work: Contribution, *parts: Any) -> Repetition:
+        if work.recipe is not None and work.recipe.start is not None and work.base_version >= 3 and not tried:
+            author = next(volunteer for volunteer in authors if volunteer.peer == work.author)
+            made_up = forged_start(author, work)
+            assert made_up.recipe is not None
+            made_up = replace(made_up, recipe=replace(made_up.recipe, since=0))
+            tried.append(await repeat(self, made_up, *parts))
+        return await repeat(self, work, *parts)
+
+    monkeypatch.setattr("peers.path.repeating.ask_chain", one_by_one)
+    monkeypatch.setattr(Repeater, "__call__", lied)
+    authors: list[TinyVolunteer] = []
+
+    async def scenario() -> None:
+        async with World(tmp_path, config=audited_config(rounds=9)) as world:
+            world.join_all((1, 2, 3))
+            authors.extend(world.volunteers)
+            await eventually(lambda: bool(tried), limit_s=300.0)
+
+    play(scenario)
+    assert set(tried) == {MADE_UP}
+
+
+def test_a_state_on_which_the_steps_fail_is_made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version names it, since audits do not compare all of it; from there no steps lead to any work."""
+    tried: list[Repetition] = []
+    repeat, state = Repeater.__call__, Repeater._state
+
+    async def lied(self: Repeater, work: Contribution, *parts: Any) -> Repetition:
+        if work.recipe is not None and work.recipe.start is not None and not tried:
+            monkeypatch.setattr(Repeater, "_state", spoiled)
+            tried.append(await repeat(self, work, *parts))
+            monkeypatch.setattr(Repeater, "_state", state)
+        return await repeat(self, work, *parts)
+
+    async def spoiled(self: Repeater, work: Contribution, ref: BlobRef) -> bytes | None:
+        tensors, _ = decode(await state(self, work, ref) or b"")
+        huge = {name: np.full_like(one, 1e30) for name, one in tensors.items() if name.endswith("/exp_avg_scales")}
+        codes = {name: np.full_like(one, 127) for name, one in tensors.items() if name.endswith("/exp_avg")}
+        return encode({**tensors, **huge, **codes})
+
+    monkeypatch.setattr(Repeater, "__call__", lied)
+
+    async def scenario() -> None:
+        async with World(tmp_path, config=audited_config(rounds=9)) as world:
+            world.join_all((1, 2, 3))
+            await eventually(lambda: bool(tried), limit_s=300.0)
+
+    play(scenario)
+    assert set(tried) == {MADE_UP}

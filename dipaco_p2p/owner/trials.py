@@ -4,7 +4,7 @@ As soon as a contribution is in, its leader asks judges: peers whose work any ch
 keys comes to judge. Their order follows from the signatures of all leaders of the path's modules under the work, each
 given only after it has taken the work: so all ask the same judges, who measure once, and nobody can choose them.
 Where they do not agree, or are too few, the coordinator's seed node is asked. A round that could close waits for them
-as long as rounds wait for a path, not longer. What nobody could measure counts if the chain knows its author, or if
+as long as rounds wait for a path, not longer. What judges are silent about counts if the chain knows its author, or if
 nobody lives who could have measured it.
 
 Meanwhile one of the same peers repeats the work, if it is its turn, and others do where that comes to something else.
@@ -89,6 +89,7 @@ class Trials:
         """By work, then by judge."""
         self._unheard: set[str] = set()
         """Works that somebody alive should have measured, and nobody has."""
+        self._lacking = set[tuple[str, PeerId]]()  # works, with judges that answered that a part is not to be had
         self._unseen: dict[str, Sealed[Contribution]] = {}
         """Contributions of works that nobody has measured, because nobody was there."""
         self._barred: dict[Key, tuple[float, Reason]] = {}
@@ -182,8 +183,9 @@ class Trials:
         for sealed in contributions if self.is_on else ():
             document = sealed.document
             reason = verdicts.reason(document)
-            if reason is None and document.work in self._unheard and not verdicts.is_known(document.author):
-                reason = Reason.UNJUDGED
+            if reason is None and document.work in self._unheard:
+                is_taken = verdicts.is_known(document.author) and not self._is_hidden(document.work)
+                reason = None if is_taken else Reason.UNJUDGED
             entry = Entry(path=document.path, peer=document.author)
             if reason is None:
                 self._refused.pop(entry, None)
@@ -210,6 +212,11 @@ class Trials:
         forged = {work for work, said in self._said.items() if gate.is_forged(one.document for one in said.values())}
         documents = (sealed.document for sealed in contributions)
         return [Entry(path=one.path, peer=one.author) for one in documents if one.work in forged]
+
+    def _is_hidden(self, work: str) -> bool:
+        """Whether judges could not have all of it: leaders have its parts, unless its author keeps some back."""
+        lacking = {judge for each, judge in self._lacking if each == work}
+        return len(lacking) >= gate.AGREED or self._node.run.manifest.author in lacking
 
     def expel(self, sealed: Sealed[Contribution], reason: Reason) -> None:
         """It was refused; the next version tells why, unless it is a copy: what is said of that is the original's."""
@@ -265,7 +272,7 @@ class Trials:
             self._draws.pop(work).cancel()
         oldest = self._chain.ledger.head.version - VERSIONS_TOLD
         self._taken = {work: version for work, version in self._taken.items() if version >= oldest}
-        self._asking, self._said, self._unheard, self._unseen = {}, {}, set(), {}
+        self._asking, self._said, self._unheard, self._lacking, self._unseen = {}, {}, set(), set(), {}
         self._slow = {judge: rounds - 1 for judge, rounds in self._slow.items() if rounds > 1}
 
     def _recall(self) -> None:
@@ -350,15 +357,15 @@ class Trials:
         said: Mapping[PeerId, Sealed[Appraisal]],
         silent: Mapping[PeerId, int],
     ) -> list[PeerId]:
-        """Whom to ask next. Nobody once judges have said enough; the coordinator where they are too few, silent, or
-        differ, and while it is away whoever comes next. `silent` says how often a judge gave nothing: others come
-        first."""
+        """Whom to ask next, never us. Nobody once judges have said enough; the coordinator
+        where they are too few, silent, or differ, and while it is away whoever comes next. `silent` says how often a
+        judge gave nothing: others come first."""
         coordinator, wanted = self._node.run.manifest.author, self._node.run.config.judging.judges
         heard = [sealed.document for sealed in said.values()]
         is_split = gate.is_split(heard, coordinator=coordinator)
         if coordinator in said or (len(said) >= wanted and not is_split):
             return []
-        others = [judge for judge in self._judges(document, draw) if judge not in said]
+        others = [one for one in self._auditors(document, draw) if one not in said and one != self._node.peer]
         others.sort(key=lambda judge: (judge in self._slow, silent.get(judge, 0)))
         willing = [judge for judge in others if judge not in self._slow and not silent.get(judge)]
         has_coordinator = coordinator != document.author and self._lives(coordinator)
@@ -445,15 +452,10 @@ class Trials:
     def _lives(self, peer: PeerId) -> bool:
         return peer == self._node.peer or peer in self._node.watch.heartbeats
 
-    def _judges(self, document: Contribution, draw: str) -> list[PeerId]:
-        """Who may measure it, the first choice first. Not who leads, who sees to it that others do, and leaders of the
-        path's other modules last, since these do not ask themselves; not the coordinator, who has the last word, and
-        nobody whose word does not count."""
-        return [peer for peer in self._auditors(document, draw) if peer != self._node.peer]
-
     def _auditors(self, document: Contribution, draw: str) -> list[PeerId]:
-        """Who may repeat it, likewise. We among them: else each leader of the path would ask others, and have the work
-        repeated more than once."""
+        """Who may repeat it, the first choice first. Leaders of the path's other modules last, since these do not ask
+        themselves; not the coordinator, who has the last word, and nobody whose word does not count. We among them:
+        else each leader of the path would ask others, and have the work repeated more than once."""
         watch, without = self._node.watch, {document.author, self._node.run.manifest.author}
         alive = {peer for peer, beat in watch.heartbeats.items() if beat.owns and peer not in without}
         alive |= {self._node.peer} - without
@@ -476,6 +478,8 @@ class Trials:
             require_drawn(found.document)
         except DipacoError as error:
             log.info("%s: ...%s gave no appraisal of %s: %s", self._chain.module, short(judge), sealed.id[:8], error)
+            if isinstance(error, Refused) and error.reason == Reason.PAYLOAD_MISSING:
+                self._lacking.add((document.work, judge))
             if is_audit and isinstance(error, Refused):
                 raise
             return None

@@ -23,7 +23,7 @@ from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.node.calls import Appraise
 from dipaco_p2p.node.node import Member, ask, send
 from dipaco_p2p.node.run import Run
-from dipaco_p2p.owner.judge import FETCHED_AT_ONCE, Measure, drawn, mean_and_error, measured_gains
+from dipaco_p2p.owner.judge import FETCHED_AT_ONCE, Judge, Measure, drawn, mean_and_error, measured_gains
 from dipaco_p2p.owner.version import Admitted, make_again
 from dipaco_p2p.protocol.audits import Audit
 from dipaco_p2p.protocol.decrees import ADMIT, Decree, ShownDecree
@@ -126,18 +126,42 @@ def test_those_who_have_worked_judge_and_the_coordinator_only_where_they_differ(
     scene(tmp_path, act, others=(51, 52))
 
 
-def test_work_that_nobody_can_measure_counts_only_of_those_whom_the_chain_knows(tmp_path: Path) -> None:
+def test_work_of_which_a_part_is_not_to_be_had_does_not_count(tmp_path: Path) -> None:
+    """Attack: whoever had one work that counts gave judges no part of its later ones. Nobody could measure these, and
+    they counted whatever they did."""
+
     async def act(on: Scene) -> None:
         author = await on.author(60)
         hidden = await on.push(author, GOOD, gives=False)
         await eventually(lambda: bool(on.expired()))
         assert on.expired() == {hidden: Reason.UNJUDGED}
         await asyncio.sleep(2 * on.run.config.rounds.deadline_s)
+        good = await on.push(author, GOOD)
+        await on.version(1)
+        later = await on.push(author, 2 * BAD, gives=False)
+        await eventually(lambda: later in on.expired())
+        assert on.expired()[later] == Reason.UNJUDGED and on.counted() == {good}
+
+    scene(tmp_path, act)
+
+
+def test_work_that_judges_are_silent_about_counts_only_of_those_whom_the_chain_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their lines may be cut, which is not its author's doing."""
+
+    async def silent(self: Judge, contribution: Contribution, *, is_audit: bool = False) -> None:
+        await asyncio.Event().wait()
+
+    async def act(on: Scene) -> None:
+        author = await on.author(60)
         await on.push(author, GOOD)
         await on.version(1)
+        monkeypatch.setattr(Judge, "appraise", silent)
         later = await on.push(author, 2 * GOOD, gives=False)
+        stranger = await on.push(await on.author(61), 2 * GOOD, path=OTHER_PATH, gives=False)
         await on.version(2)
-        assert later in on.counted()
+        assert later in on.counted() and on.expired() == {stranger: Reason.UNJUDGED}
 
     scene(tmp_path, act)
 

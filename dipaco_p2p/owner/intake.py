@@ -89,6 +89,16 @@ class Intake:
         verdict = judge(sealed.document, sender=sender, contribution_id=sealed.id, rules=rules, norm=norm)
         if verdict.reason is not None:
             raise Refused(verdict.detail, reason=verdict.reason)
+        if self._has_twin(sealed):
+            raise Refused("the same work is in, from another version", reason=Reason.ALREADY_CONTRIBUTED)
+
+    def _has_twin(self, sealed: Sealed[Contribution]) -> bool:
+        """Whether its work is in under another id: two versions with the same parameters are two bases for one work,
+        and judges and auditors know works alone."""
+        document = sealed.document
+        ids = [id_ for key, id_ in self._contributed.items() if key[:2] == (document.author, document.path)]
+        others = [self.admitted[id_].sealed.document for id_ in ids if id_ in self.admitted and id_ != sealed.id]
+        return any(other.work == document.work for other in others)
 
     def measure(self, sealed: Sealed[Contribution]) -> Measured:
         """Read the payload. Raises PayloadLost, and Refused for what is malformed."""

@@ -18,6 +18,7 @@ from virtual_time import end, eventually, play
 
 from bootstrap.archives.verify import verify_run
 from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.core.outer.outer_step import OuterState
 from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.node.calls import Appraise
@@ -162,6 +163,32 @@ def test_work_that_judges_are_silent_about_counts_only_of_those_whom_the_chain_k
         stranger = await on.push(await on.author(61), 2 * GOOD, path=OTHER_PATH, gives=False)
         await on.version(2)
         assert later in on.counted() and on.expired() == {stranger: Reason.UNJUDGED}
+
+    scene(tmp_path, act)
+
+
+def test_one_work_is_taken_once_where_two_versions_have_the_same_parameters(tmp_path: Path) -> None:
+    """Attack: a step that moves no parameter, and then harmful work from both versions. When it was refused, the second
+    one ended the task of its leader."""
+
+    async def act(on: Scene) -> None:
+        author, hostile = await on.author(60), await on.author(61)
+        nothing = np.full(on.run.layout(MODULE).size, 1e-20, np.float32)
+        payload = encode_compressed(compress(nothing, codec=on.run.config.compression.uplink)[0])
+        idle = replace((await on.work(author, GOOD)).document, payload=BlobRef.of(payload))
+        await offer(author, on.leader.peer, seal(author.swarm.signer, idle), payload)
+        genesis = on.owner.head.digest
+        await on.version(1)
+        assert on.owner.head.digest == genesis
+        document = (await on.work(hostile, BAD, path=OTHER_PATH)).document
+        fresh, late = [seal(hostile.swarm.signer, replace(document, base_version=base)) for base in (1, 0)]
+        await offer(hostile, on.leader.peer, fresh, gradient(on.run, MODULE, BAD))
+        with pytest.raises(Refused) as caught:
+            await offer(hostile, on.leader.peer, late, gradient(on.run, MODULE, BAD))
+        assert caught.value.reason == Reason.ALREADY_CONTRIBUTED
+        await eventually(lambda: on.expired() == {fresh.id: Reason.HARMFUL})
+        await on.push(author, GOOD)
+        await on.version(2)
 
     scene(tmp_path, act)
 

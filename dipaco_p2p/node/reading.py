@@ -20,7 +20,7 @@ from ..protocol.documents import ModuleVersion, Rejection, Sealed, rejected
 from ..protocol.judgement import Judgement
 from ..protocol.keeping import KeepersCount
 from ..protocol.signing import PeerId
-from ..protocol.versions import check_chain
+from ..protocol.versions import check_chain, up_to_last
 from ..swarm.addresses import read_address
 from ..swarm.api import Swarm
 from ..swarm.identity import KEY_NAME
@@ -140,18 +140,35 @@ async def fetch_chain(node: Observer, module: ModuleId) -> list[ModuleVersion]:
 async def extend_chain(
     node: Observer, module: ModuleId, known: Sequence[Sealed[ModuleVersion]]
 ) -> list[Sealed[ModuleVersion]]:
-    """The same, of which `known` need not be told again; what does not follow these is asked for from the start."""
+    """The same, of which `known` need not be told again; what does not follow these is asked for from the start. A
+    leader could show a reader parameters of its own making, so versions that only it vouches for are left out."""
     await node.watch.find_leader(module)
+    best: list[Sealed[ModuleVersion]] = []
     problem: SwarmError | Refused | IntegrityError = Unreachable(
         f"nobody alive knows {module}", hint="check that the coordinator or a volunteer of this run is up"
     )
     for teller in chain_tellers(node, module):
         try:
-            return await _checked_chain(node, teller, module, known)
+            shown = await _checked_chain(node, teller, module, known)
         except (SwarmError, Refused, IntegrityError) as error:
             log.info("%s of %s gave nothing: %s", teller[1].METHOD, module, error)
             problem = error
+            continue
+        found = vouched(node, shown)
+        if len(found) == len(shown):
+            return max(best, found, key=len)
+        best = max(best, found, key=len)
+        problem = IntegrityError(f"nobody but its leader has made version {len(shown)} of {module}")
+    if best:
+        return best
     raise problem
+
+
+def vouched(node: Observer, versions: Sequence[Sealed[ModuleVersion]]) -> list[Sealed[ModuleVersion]]:
+    """Those up to the last that was made again by whoever must: while the coordinator lives, by it or by the mirror
+    that it chose; else by any other owner."""
+    mandates, has_coordinator = node.mandates, bool(node.watch.coordinators())
+    return up_to_last(versions, mandates.is_vouched_from_outside if has_coordinator else mandates.is_vouched)
 
 
 async def fetch_judgements(node: Observer, *, begin: int = 0) -> list[Judgement]:
@@ -196,6 +213,8 @@ async def _checked_chain(
         try:
             found = await _chain_of(node, teller, module, start)
             check_chain(found, node.run.manifest, module)
+            for sealed in found[len(start) :]:
+                node.run.check_sizes(sealed.document)
             return found
         except (Refused, IntegrityError):
             if not start:

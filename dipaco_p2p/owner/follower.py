@@ -29,10 +29,11 @@ from ..node.calls import WAIT_MAX_S, GetChain, GetVersions
 from ..node.items import Page, read_items
 from ..node.ledger import RemoteLedger
 from ..node.node import CONTROL_TIMEOUT_S, Member, ask, fetch
+from ..node.reading import vouched
 from ..protocol.documents import ModuleVersion, Sealed, Share
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
-from ..protocol.versions import check_successor, genesis_version, is_final, up_to_last
+from ..protocol.versions import check_successor, genesis_version, is_final
 from ..swarm.calls import Request
 from ..topology import ModuleId, PathId
 from .chain import ModuleChain
@@ -204,13 +205,10 @@ class Follower:
         return None
 
     def _trusted(self, versions: list[Sealed[ModuleVersion]]) -> list[Sealed[ModuleVersion]]:
-        """Those up to the last that was made again by whoever must: while the coordinator lives, by it or by the mirror
-        that it chose; else by any other owner. Without the coordinator that is waited for as long as a heartbeat lives:
-        nobody may be there who could."""
-        node = self._node
-        mandates, has_coordinator = node.mandates, bool(node.watch.coordinators())
-        is_trusted = mandates.is_vouched_from_outside if has_coordinator else mandates.is_vouched
-        if found := up_to_last(versions, is_trusted):
+        """Those that somebody besides their leader vouches for. Without the coordinator that is waited for as long as a
+        heartbeat lives: nobody may be there who could."""
+        node, has_coordinator = self._node, bool(self._node.watch.coordinators())
+        if found := vouched(node, versions):
             self._doubted_s = None
             return found
         if self._doubted_s is None or has_coordinator:

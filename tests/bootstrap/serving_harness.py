@@ -49,6 +49,7 @@ from dipaco_p2p.protocol.documents import (
     Sharding,
     ShardRef,
     Share,
+    cosign,
     seal,
 )
 from dipaco_p2p.protocol.signing import PeerId, Signer
@@ -278,6 +279,11 @@ def serve_archive(served: Served, swarm: Swarm, clock: Clock) -> None:
     MirrorCalls(ArchiveChains(node, SeedArchive(served.run, served.store))).serve()
 
 
+def final(sealed: Sealed[ModuleVersion]) -> Sealed[ModuleVersion]:
+    """Signed by the coordinator as well."""
+    return sealed.cosigned({COORDINATOR.peer: cosign(COORDINATOR, sealed)})
+
+
 def publish(served: Served, module: ModuleId, number: int) -> None:
     """The next version of a module, as a leader would sign it; its update is not there, for nobody recomputes it."""
     run, store, ledger = served.run, served.store, Ledger(served.run, served.store, module)
@@ -317,5 +323,5 @@ def publish(served: Served, module: ModuleId, number: int) -> None:
         grant=grant_of(run, module).id,
         author=LEADER.peer,
     )
-    ledger.append(seal(LEADER, version))
+    ledger.append(final(seal(LEADER, version)))
     served.flats[module, number] = flat

@@ -20,6 +20,7 @@ from serving_harness import (
     TIED,
     Reading,
     Served,
+    final,
     grant_of,
     make_served,
     run_cli,
@@ -37,7 +38,7 @@ from dipaco_p2p.node.node import serve_store
 from dipaco_p2p.node.presence import Presence
 from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.owner.archive import SeedArchive
-from dipaco_p2p.protocol.documents import ModuleVersion, Sealed
+from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sealed, seal
 from dipaco_p2p.protocol.liveness import Head, Heartbeat
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Reply
@@ -173,7 +174,22 @@ def refuse(versions: Versions) -> Versions:
     raise Refused("no")
 
 
+def own(versions: Versions) -> Versions:
+    """With a last version of the leader's own making, which nobody else has made again."""
+    changed = [replace(sealed.document, snapshot=BlobRef.of(b"poison")) for sealed in versions[-1:]]
+    return [*versions[:-1], *(seal(LEADER, document) for document in changed)]
+
+
+def endless_snapshot(versions: Versions) -> Versions:
+    """Signed by others as well, and named with more bytes than any disk has."""
+    changed = [
+        replace(sealed.document, snapshot=replace(sealed.document.snapshot, size=2**40)) for sealed in versions[-1:]
+    ]
+    return [*versions[:-1], *(final(seal(LEADER, document)) for document in changed)]
+
+
 LIES: dict[str, Callable[[Versions], Versions]] = {
+    "a snapshot of 2^40 bytes": endless_snapshot,
     "a gap": lambda versions: versions[1:],
     "another order": lambda versions: versions[::-1],
     "no end": lambda versions: versions or endless,
@@ -194,6 +210,24 @@ async def test_a_leader_that_lies_is_passed_over_and_alone_is_an_error(
         await text_of(await swarm.read(leader, expected=served.run.id), request)
     run = await swarm.read(await swarm.add_seed())
     assert await text_of(run, request) == await text_of(served.open(), request)
+
+
+async def test_nobody_is_given_what_only_its_leader_vouches_for(served: Served, tmp_path: Path) -> None:
+    """The leader is asked first: it could have anybody's prompts answered, and exported, by weights of its choice."""
+    swarm = Swarm(served, tmp_path)
+    run = await swarm.read(await swarm.add_leader(own), expected=served.run.id)
+    assert {version.version for version in await run.path_versions(PATH)} == {ROUNDS - 1}
+    await swarm.add_seed()
+    run = await swarm.read(COORDINATOR.peer)
+    versions = await run.path_versions(PATH)
+    assert versions == await served.open().path_versions(PATH) and versions[0].version == ROUNDS
+
+
+async def test_a_chain_of_which_nobody_else_has_made_anything_is_an_error(served: Served, tmp_path: Path) -> None:
+    swarm = Swarm(served, tmp_path)
+    leader = await swarm.add_leader(lambda versions: [seal(LEADER, sealed.document) for sealed in versions])
+    with pytest.raises(IntegrityError, match="nobody but its leader"):
+        await (await swarm.read(leader, expected=served.run.id)).path_versions(PATH)
 
 
 # -- a run that is still in its warm-up: one path, and nothing to route

@@ -12,7 +12,9 @@ stays missing: the chain still shows which contributions counted and who signed,
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -23,7 +25,7 @@ from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.node.calls import IDS_MAX, GetContributions, GetJudgements
 from dipaco_p2p.node.items import read_items
 from dipaco_p2p.node.ledger import Ledger, RemoteLedger
-from dipaco_p2p.node.node import Member, ask, fetch
+from dipaco_p2p.node.node import Member, ask, fetch_in_time
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.shardings import learn_shardings
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
@@ -83,16 +85,16 @@ class CatchingUp:
         quiet_s, met_s = max(QUIET_HEARTBEATS * ttl_s, QUIET_S_MIN), None
         while met_s is None or clock.now_s() < met_s + quiet_s:
             await self._node.watch.refresh()
-            others = self._others()
+            others = await self._others()
             if others and met_s is None:
                 met_s = clock.now_s()
             await self.learn(others)
             await clock.sleep(ttl_s / 3)
-        await self.learn(self._others())
+        await self.learn(await self._others())
 
     async def learn_once(self) -> None:
         """As far as it goes now: of a stage that is over."""
-        await self.learn(self._others())
+        await self.learn(await self._others())
         await self._filling.fill()
 
     async def learn(self, others: list[PeerId]) -> None:
@@ -105,7 +107,8 @@ class CatchingUp:
 
     async def _learn_module(self, module: ModuleId, others: list[PeerId]) -> None:
         found: dict[PeerId, Branch] = {}
-        for peer in others:
+        owners = sorted(self._node.mandates.peers(module) & self._node.watch.heartbeats.keys() - {self._node.peer})
+        for peer in dict.fromkeys([*owners, *others]):
             try:
                 await self._node.watch.mandate_news.learn(module, peer)
                 found[peer] = await RemoteLedger(self._node, peer, module).branch()
@@ -128,11 +131,16 @@ class CatchingUp:
         self._node.history.add("filled")
         self._tell("the archive is complete again")
 
-    def _others(self) -> list[PeerId]:
-        """Seed nodes first: they have most."""
-        watch = self._node.watch
-        found = dict.fromkeys([*watch.seeds(), *sorted(watch.heartbeats)])
-        return [peer for peer in found if peer != self._node.peer][:ASKED_MAX]
+    async def _others(self) -> list[PeerId]:
+        """Seed nodes first: they have most. Then whoever leads, owned a module or has worked, as far as this folder or
+        a grant says so: strangers' keys cost nothing, and of these others are asked at each look."""
+        node, watch = self._node, self._node.watch
+        leaders = itertools.chain(*watch.heads.values())
+        known = list(dict.fromkeys([*leaders, *sorted(node.mandates.all_peers() | self._chains.workers)]))[:ASKED_MAX]
+        await watch.find(*known)  # in a large swarm they are seldom our neighbours
+        strangers = sorted(watch.heartbeats, key=lambda peer: random.random())
+        found = dict.fromkeys([*watch.seeds(), *known, *strangers])
+        return [peer for peer in found if peer in watch.heartbeats and peer != node.peer][:ASKED_MAX]
 
     def _versions(self) -> int:
         return sum(len(ledger.versions) for ledger in self._archive.ledgers.values())
@@ -238,7 +246,7 @@ class Filling:
         if self._node.store.size(ref.digest) is not None:
             return True
         try:
-            await fetch(self._node, ref, holders=list(holders), keep=True)
+            await fetch_in_time(self._node, ref, holders=list(holders), keep=True)
         except DipacoError as error:
             log.info("blob %s is not to be had: %s", ref.digest[:8], error)
             return False

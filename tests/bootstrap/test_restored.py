@@ -4,6 +4,7 @@ end. And a further seed node, which it fills its archive from."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -12,14 +13,17 @@ from typing import Any
 
 import pytest
 from e2e_harness import write_corpus
+from led_module import MODULE, on_stage
+from runtime_harness import TinySeed, node_of
 from stages_harness import RESHARDED_ONCE, Home, run_file
 from tiny_run import SEED_NUMBER, signer
 from virtual_time import end, eventually
 
 from bootstrap.archives.verify import verify_stages
 from bootstrap.control.requests import Request
-from bootstrap.folder import read_marker
+from bootstrap.folder import read_marker, write_stage
 from bootstrap.recovery.backup import back_up, restore
+from bootstrap.recovery.catching_up import ASKED_MAX, CatchingUp
 from bootstrap.recovery.rejoin import learn_stages
 from bootstrap.recovery.standby import Standby
 from dipaco_p2p.config import RoundsConfig, WarmupConfig
@@ -30,6 +34,8 @@ from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.documents import Grant, ModuleVersion, Sealed, unseal
+from dipaco_p2p.protocol.liveness import Heartbeat
+from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.identity import write as write_key
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
@@ -182,6 +188,33 @@ async def test_after_a_restore_the_run_goes_on_and_nothing_is_signed_twice(lost:
         assert problems == []
     else:  # the chain is there; what was counted between backup and loss is gone with the disk, and that is said
         assert problems and all("is not in the archive" in problem or "missing" in problem for problem in problems)
+
+
+async def test_a_crowd_of_keys_hides_no_leader_from_a_coordinator_that_catches_up(tmp_path: Path) -> None:
+    """Attack: 64 keys whose ids come before all others'; nobody else was asked what was signed after the backup, and
+    what the coordinator then signed was another version of the same number."""
+    async with on_stage(tmp_path) as stage:
+        await stage.honest_round(1)
+        await eventually(lambda: stage.leader.chain.ledger.final == 1)
+        leader, world = stage.leader.peer, stage.world
+        crowd: list[asyncio.Task[None]] = []
+        keys = (Signer(number.to_bytes(32, "big")) for number in itertools.count(1))
+        for key in itertools.islice((key for key in keys if key.peer < leader), ASKED_MAX):
+            swarm, folder = world.network.join(key), tmp_path / key.peer
+            node = node_of(world.run, swarm, folder, world.clock, Heartbeat(owns=False))
+            crowd.append(asyncio.create_task(node.presence.run()))
+        await world.kill_seed()
+        world.folder = tmp_path / "restored"
+        write_stage(Store(world.folder / "seed"), world.run.sealed)
+        seed = TinySeed(world, world.run)
+        while leader not in seed.node.watch.heartbeats:
+            await seed.node.watch.refresh()
+            await world.clock.sleep(1.0)
+        assert seed.chains[MODULE].ledger.head.version == 0
+        await CatchingUp(seed.chains, tmp_path, tell=print).learn_once()
+        assert seed.chains[MODULE].ledger.final == 1
+        for task in crowd:
+            await end(task)
 
 
 async def test_before_it_has_caught_up_it_grants_nothing_and_signs_nothing(lost: Lost) -> None:

@@ -19,7 +19,7 @@ from dipaco_p2p.clock import Clock, SystemClock
 from dipaco_p2p.errors import DipacoError, EnvironmentUnfit, Unreachable
 from dipaco_p2p.node.doorplate import REMEMBERED_MAX, whom_to_remember
 from dipaco_p2p.node.entry import read_entry
-from dipaco_p2p.node.node import Member, fetch, open_member
+from dipaco_p2p.node.node import Member, fetch_in_time, open_member
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages, stages_after
 from dipaco_p2p.node.store import Store
@@ -91,7 +91,7 @@ async def _take_over(swarm: Swarm, folder: RunFolder, before: Run, run: Run, add
     for ref in set(refs_of(run)):
         try:
             holders = dict.fromkeys([read_address(address).peer, *node.watch.seeds(), *sorted(node.watch.heartbeats)])
-            await fetch(node, ref, holders=list(holders), keep=True)
+            await fetch_in_time(node, ref, holders=list(holders), keep=True)
         except DipacoError as error:
             log.info("blob %s of the %s: %s", ref.digest[:8], run.manifest.stage, error)
             missing += 1

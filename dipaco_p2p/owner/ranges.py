@@ -13,7 +13,7 @@ from ..errors import DipacoError, IntegrityError, Refused, SwarmError
 from ..node.calls import IDS_MAX, GetChain, GetContributions
 from ..node.items import read_items
 from ..node.ledger import Ledger
-from ..node.node import Observer, Reader, ask, fetch
+from ..node.node import Observer, Reader, ask, fetch_in_time
 from ..node.reading import fetch_keepers
 from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed
 from ..protocol.keeping import GONE_LIVES, RANGE_VERSIONS, KeepersCount, Range, keepers
@@ -168,7 +168,7 @@ class Gathering:
         if self.has(ref):
             return True
         try:
-            await fetch(self._node, ref, holders=holders, keep=True)
+            await fetch_in_time(self._node, ref, holders=holders, keep=True)
         except (SwarmError, Refused, IntegrityError) as error:
             log.info("blob %s is not to be had: %s", ref.digest[:8], error)
             return False

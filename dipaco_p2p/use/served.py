@@ -30,7 +30,7 @@ from ..node.calls import GetServing
 from ..node.entry import is_entry
 from ..node.ledger import DAMAGED_HINT, Ledger
 from ..node.measuring import Chain, trained_paths, witnesses
-from ..node.node import Reader, ask, fetch, open_reader
+from ..node.node import Reader, ask, fetch_in_time, open_reader
 from ..node.reading import extend_chain, open_connection
 from ..node.run import Run
 from ..node.shardings import learn_shardings
@@ -344,7 +344,7 @@ class LiveSwarm:
         """Digest of a snapshot to who published it."""
 
     async def blob(self, ref: BlobRef) -> bytes:
-        return await fetch(self._node, ref, holders=self._holders(ref), keep=True)
+        return await fetch_in_time(self._node, ref, holders=self._holders(ref), keep=True)
 
     async def chain(self, module: ModuleId) -> list[ModuleVersion]:
         """Asked for once: whatever is published later, a text is written with the versions that it began with."""

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -353,6 +353,7 @@ class _Module:
     users: int = 0
     tensors: Tensors | None = None
     """None until it is there."""
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class _Shelf:
@@ -394,8 +395,9 @@ class _Shelf:
                     self._modules.setdefault(name, _Module(count)).users += 1
                     self._modules.move_to_end(name)
                 has_entered = True
-                for name in sizes:
-                    module = self._modules[name]
+            for name in sizes:  # whoever has this module may be slow, and others have entered meanwhile
+                module = self._modules[name]
+                async with module.loading:
                     module.tensors = module.tensors or await load(name)
             yield {name: self._modules[name].tensors or {} for name in sizes}
         finally:
@@ -424,6 +426,6 @@ class _Shelf:
         for name in sizes:
             module = self._modules[name]
             module.users -= 1
-            if module.tensors is None:  # it could not be loaded
+            if module.tensors is None and not module.users:  # it could not be loaded
                 del self._modules[name]
         self._left.set()

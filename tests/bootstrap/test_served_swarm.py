@@ -31,10 +31,10 @@ from serving_harness import (
 
 from bootstrap.use.export import Wish, export_run
 from bootstrap.use.generate import Request
-from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, WrongRun
+from dipaco_p2p.errors import IntegrityError, Refused, SwarmError, Unreachable, WrongRun
 from dipaco_p2p.node.items import items_reply
 from dipaco_p2p.node.neighbourhood import Neighbourhood
-from dipaco_p2p.node.node import serve_store
+from dipaco_p2p.node.node import CALL_TIMEOUT_S, LEAST_BYTES_S, WAIT_S, serve_store
 from dipaco_p2p.node.presence import Presence
 from dipaco_p2p.node.stages import Stages
 from dipaco_p2p.owner.archive import SeedArchive
@@ -42,6 +42,7 @@ from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sealed, seal
 from dipaco_p2p.protocol.liveness import Head, Heartbeat
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.api import Reply
+from dipaco_p2p.swarm.blobs.bandwidth import CUT_BYTES_MIN
 from dipaco_p2p.swarm.memory import MemorySwarm
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.topology import ModuleId, PathId
@@ -221,6 +222,24 @@ async def test_nobody_is_given_what_only_its_leader_vouches_for(served: Served, 
     run = await swarm.read(COORDINATOR.peer)
     versions = await run.path_versions(PATH)
     assert versions == await served.open().path_versions(PATH) and versions[0].version == ROUNDS
+
+
+async def test_a_holder_that_trickles_is_not_waited_for_longer_than_a_thin_line_takes(
+    served: Served, tmp_path: Path
+) -> None:
+    """Attack: the leader of a new version, which no archive has yet, gave 4 KiB in 19 s."""
+    swarm = Swarm(served, tmp_path)
+    run = await swarm.read(await swarm.add_leader(), expected=served.run.id)
+    ref = BlobRef.of(bytes(2**20))
+
+    async def slowly(sender: PeerId, header: dict[str, Any], body: bytes) -> Reply:
+        await asyncio.sleep(CALL_TIMEOUT_S - 1)
+        return Reply({"size": ref.size}, bytes(min(header["length"], CUT_BYTES_MIN)))
+
+    swarm.network._nodes[LEADER.peer]._dispatcher._handlers[f"{served.run.id[:16]}/blob.read"] = slowly
+    async with asyncio.timeout(WAIT_S + ref.size / LEAST_BYTES_S + 1):
+        with pytest.raises(Unreachable):
+            await run.blob(ref)
 
 
 async def test_a_chain_of_which_nobody_else_has_made_anything_is_an_error(served: Served, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from keepers_harness import TinyKeeper, on_keepers
 from mirror_harness import MODULE
 from runtime_harness import flip
+from trickling import trickle
 from virtual_time import end
 
 from bootstrap.archives.verify import verify_run
@@ -273,6 +274,16 @@ async def test_an_archive_forgets_nothing_before_it_has_taken_the_parts_down(tmp
         await found.grow(13)
         assert archive.thinning.of(MODULE).contributions == 11
         await end(taking)
+
+
+async def test_a_holder_that_trickles_keeps_a_keeper_from_nothing_else(tmp_path: Path) -> None:
+    """Attack: 4 KiB in 19 s, and the keeper followed no chain and brought no other range for days."""
+    async with on_keepers(tmp_path, count=3) as found:
+        await found.looks()
+        bad, keeper = found.world.peer(70), found.each[0].keeper
+        ref = trickle(bad.swarm, bytes(2**20))
+        async with asyncio.timeout(WAIT_S + ref.size / LEAST_BYTES_S + 1):
+            assert not await keeper._gathering.bring(ref, [bad.peer])
 
 
 async def test_the_parts_that_are_taken_down_name_no_blob(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from serving_harness import (
 from dipaco_p2p.config import ModelConfig
 from dipaco_p2p.core.model.generate import Reading
 from dipaco_p2p.errors import ConfigError, IntegrityError
+from dipaco_p2p.protocol.documents import BlobRef
 from dipaco_p2p.topology import ModuleId, PathId
 from dipaco_p2p.use.folder import RunFolder
 from dipaco_p2p.use.served import FolderPlace, _Folder
@@ -367,6 +368,33 @@ async def test_a_damaged_module_is_an_error_and_others_go_on(tmp_path: Path, ope
     assert (await text_of(engine, dataclasses.replace(GREEDY, path=PathId((0, 0, 0)))))[1]
     blob.write_bytes(kept)
     assert (await text_of(engine, dataclasses.replace(GREEDY, path=PathId((0, 1, 0)))))[1]
+
+
+async def test_a_module_that_comes_slowly_holds_up_its_own_paths_alone(
+    tmp_path: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack: whoever leads one module gave its newest version a few bytes at a time, and no text began any more."""
+    served = make_served(tmp_path, model=PRIVATE, has_token_router=False)
+    engine = await opened(served)
+    slow, quick = PathId((0, 0, 0)), PathId((1, 1, 3))
+    held = {version.digest for version in await served.open().path_versions(slow)}
+    came, blob = asyncio.Event(), _Folder.blob
+
+    async def slowly(self: _Folder, ref: BlobRef) -> bytes:
+        if ref.digest in held:
+            await came.wait()
+        return await blob(self, ref)
+
+    monkeypatch.setattr(_Folder, "blob", slowly)
+    waiting = [asyncio.create_task(text_of(engine, dataclasses.replace(GREEDY, path=slow))) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(20):
+        assert (await text_of(engine, dataclasses.replace(GREEDY, path=quick)))[1]
+    waiting[0].cancel()  # whoever hangs up leaves the other one what it waits for
+    await asyncio.gather(waiting[0], return_exceptions=True)
+    came.set()
+    async with asyncio.timeout(20):
+        assert (await waiting[1])[1]
 
 
 async def test_random_weights_are_no_model(tmp_path: Path, opened: Opener) -> None:

@@ -135,10 +135,11 @@ class SeedArchive:
         """The same, or None; anybody may ask for anything."""
         if not is_digest(contribution_id):
             return None
-        archived, opens = _name(contribution_id), [each.open_name(contribution_id) for each in self.ledgers.values()]
-        for name in (archived, *opens, archived):  # whoever works beside this reader may rename it meanwhile
-            if (data := self._store.read_document(name)) is not None:
-                return unseal(Contribution, json.loads(data))
+        if (data := self._store.read_document(_name(contribution_id))) is not None:
+            return unseal(Contribution, json.loads(data))
+        for ledger in self.ledgers.values():  # in memory: a file for each module would cost whoever is asked much
+            if found := ledger.open.get(contribution_id) or ledger.spent.get(contribution_id):
+                return found
         return None
 
     def _payload(self, contribution_id: str) -> str | None:

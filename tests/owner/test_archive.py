@@ -13,8 +13,10 @@ from runtime_harness import World
 from tiny_run import SEED_NUMBER, granted, signer
 from virtual_time import eventually
 
+from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.node import items
+from dipaco_p2p.node.calls import IDS_MAX
 from dipaco_p2p.node.ledger import RemoteLedger
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
@@ -49,6 +51,23 @@ async def adopt(world: World, number: int, **header: Any) -> Reply:
     await swarm.put(peers_key(world.run.id), plain(Heartbeat(owns=True)), ttl_s=60.0)
     asked = {"module": str(MODULE), "term": 1, "mirrors": [], "mandate": []} | header
     return await swarm.call(SEED.peer, "archive.adopt", asked, timeout_s=5.0)
+
+
+async def test_to_ask_for_contributions_that_nobody_knows_costs_a_look_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack: the archive looked for each id in the name of every module: in a grid of 4096 modules a million files
+    for a request of 17 kB, in which the coordinator did nothing else."""
+    async with on_archive(tmp_path) as shelf:
+        archive, looked, read = shelf.world.seed.archive, list[str](), Store.read_document
+
+        def noted(self: Store, name: str) -> bytes | None:
+            looked.append(name)
+            return read(self, name)
+
+        monkeypatch.setattr(Store, "read_document", noted)
+        ids = [digest(str(number).encode()) for number in range(IDS_MAX)]
+        assert not any(map(archive.find, ids)) and len(looked) <= IDS_MAX
 
 
 # -- terms

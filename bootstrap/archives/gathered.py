@@ -7,6 +7,7 @@ when the coordinator and its folder are gone, or its archive has forgotten the f
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +40,8 @@ from ..progress import stage
 from .verify import ChainReport, verify_folder, verify_fork, verify_run
 
 NOBODY = "nobody alive shows it"
+ASKED_AT_ONCE = 16
+"""Of those that offer to keep: a chain proves itself, so all of them are asked."""
 NEWEST_MAX = RANGE_VERSIONS
 """Of how many newest versions the contributions may be gone: owners drop them when a version is final, and keepers have
 them a little later. If more are gone, something is lost."""
@@ -80,9 +83,13 @@ async def gather(run: Run, swarm: Swarm, clock: Clock, store: Store) -> Gathered
     await node.watch.refresh()
     archive = SeedArchive(run, store, must_be_whole=False)
     gathering, offers = Gathering(node, archive), Offers(node, lambda: archive.ledgers.values())
-    await learn_shardings(node, of=_everybody(node))
+    await _learn_shardings(node)
+    silent = set[PeerId]()  # keys cost nothing, and neither do offers: each of them is waited for once
     for module in archive.ledgers:
-        await gathering.follow(module, _tellers(node, module))
+        likely = _tellers(node, module)
+        await gathering.follow(module, likely)
+        others = [peer for peer, beat in node.watch.heartbeats.items() if beat.keeps and peer not in likely]
+        silent.update(await gathering.follow(module, sorted({*others} - silent), at_once=ASKED_AT_ONCE))
     if not any(ledger.versions for ledger in archive.ledgers.values()):
         return Gathered(run=run, archive=None)
     await offers.learn_count()
@@ -131,15 +138,22 @@ def verify_gathered(files: RunFolder, gathered: Sequence[Gathered]) -> list[Chai
     return reports
 
 
-def _everybody(node: Reader) -> list[PeerId]:
-    return [*node.watch.seeds(), *sorted(node.watch.volunteers())]
+async def _learn_shardings(node: Reader) -> None:
+    """From the seeds, else from anybody: a sharding proves itself."""
+    await learn_shardings(node)
+    gate = asyncio.Semaphore(ASKED_AT_ONCE)
+
+    async def learn(peer: PeerId) -> None:
+        async with gate:
+            await learn_shardings(node, of=[peer])
+
+    await asyncio.gather(*map(learn, sorted(node.watch.volunteers())))
 
 
 def _tellers(node: Reader, module: ModuleId) -> list[PeerId]:
-    """Seeds, whoever owns the module, and all that offer to keep: a chain proves itself."""
+    """Seeds, and whoever owns the module."""
     watch, grant = node.watch, node.mandates.grant(module)
-    keepers = sorted(peer for peer, beat in watch.heartbeats.items() if beat.keeps)
-    return list(dict.fromkeys([*watch.seeds(), *watch.heads[module], *(grant.group if grant else ()), *keepers]))
+    return list(dict.fromkeys([*watch.seeds(), *watch.heads[module], *(grant.group if grant else ())]))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Keepers use it (keeper.py), those who challenge them (challenges.py), and whoeve
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -129,21 +130,33 @@ class Gathering:
         self._node = node
         self._archive = archive
 
-    async def follow(self, module: ModuleId, tellers: Sequence[PeerId]) -> None:
-        """Have the chain of a module as far as it is final, and any of `tellers` shows it."""
-        ledger, coordinator = self._archive.ledgers[module], self._node.run.manifest.author
-        for peer in tellers:
+    async def follow(self, module: ModuleId, tellers: Sequence[PeerId], *, at_once: int = 1) -> list[PeerId]:
+        """Have the chain of a module as far as it is final, and any of `tellers` shows it; who of these is silent."""
+        gate, silent = asyncio.Semaphore(at_once), list[PeerId]()
+
+        async def follow_one(peer: PeerId) -> None:
             try:
-                while page := read_items(
-                    ModuleVersion, await ask(self._node, peer, GetChain(module=module, after=ledger.head.version))
-                ):
-                    final = list(itertools.takewhile(lambda one: is_final(one, coordinator=coordinator), page))
-                    for sealed in final:
-                        ledger.append(sealed)
-                    if len(final) < len(page):
-                        break
+                async with gate:
+                    await self._follow(module, peer)
             except DipacoError as error:
                 log.info("%s: ...%s shows no more of the chain: %s", module, short(peer), error)
+                if isinstance(error, SwarmError):
+                    silent.append(peer)
+
+        await asyncio.gather(*map(follow_one, tellers))
+        return silent
+
+    async def _follow(self, module: ModuleId, peer: PeerId) -> None:
+        ledger, coordinator = self._archive.ledgers[module], self._node.run.manifest.author
+        is_further = True
+        while is_further:
+            begin = ledger.head.version
+            page = read_items(ModuleVersion, await ask(self._node, peer, GetChain(module=module, after=begin)))
+            final = list(itertools.takewhile(lambda one: is_final(one, coordinator=coordinator), page))
+            for sealed in final:
+                if sealed.document.version > ledger.head.version:  # else another has shown it meanwhile
+                    ledger.append(sealed)
+            is_further = len(final) == len(page) and ledger.head.version > begin
 
     async def learn(self, module: ModuleId, version: int, holders: Sequence[PeerId]) -> tuple[BlobRef, ...] | None:
         """The blobs of a version, once the contributions that it counts are here; None if nobody shows them."""

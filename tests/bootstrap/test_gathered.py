@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from keepers_harness import Keepers, on_keepers
@@ -10,8 +11,14 @@ from tiny_run import signer
 
 from bootstrap.archives.gathered import NOBODY, Gathered, gather, verify_gathered
 from bootstrap.archives.verify import ChainReport
+from dipaco_p2p.node.calls import GetChain
+from dipaco_p2p.node.items import Page
+from dipaco_p2p.node.node import CALL_TIMEOUT_S
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.ranges import refs_of_version
+from dipaco_p2p.protocol.documents import ModuleVersion
+from dipaco_p2p.protocol.keeping import SHARES
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId
 from dipaco_p2p.use.folder import RunFolder
 
@@ -71,6 +78,25 @@ async def test_a_stage_that_nobody_shows_does_not_verify(tmp_path: Path) -> None
         files = RunFolder(tmp_path / "to")
         reports = verify_gathered(files, [Gathered(run=found.world.run, archive=None)])
         assert {report.problem for report in reports} == {NOBODY} and len(reports) == 5
+
+
+async def test_a_crowd_that_offers_to_keep_and_is_silent_is_waited_for_once(tmp_path: Path) -> None:
+    """Attack: keys that cost nothing, each of which was waited for 20 s for every module, one after the other."""
+    async with on_keepers(tmp_path, count=3) as found:
+        await found.looks(2)
+        await without_seed(found)
+
+        async def silence(sender: PeerId, request: GetChain) -> Page[ModuleVersion]:
+            await asyncio.sleep(2 * CALL_TIMEOUT_S)
+            raise AssertionError("nobody waits so long")
+
+        for number in range(100, 130):
+            node = found.world.peer(number)
+            GetChain.serve(node.swarm, silence)
+            await node.presence.say(keeps=SHARES)
+        async with asyncio.timeout(4 * CALL_TIMEOUT_S):
+            report = (await gathered(found, tmp_path / "to"))[MODULE]
+        assert (report.versions, report.words) == (10, "to the bit")
 
 
 async def test_what_a_keeper_gives_is_believed_by_its_digest_alone(tmp_path: Path) -> None:

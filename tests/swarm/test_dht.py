@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 from hivemind.dht.crypto import DHTRecord
 from hivemind.dht.protocol import DHTProtocol as HivemindProtocol
-from hivemind.dht.routing import DHTID
+from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
@@ -34,7 +34,6 @@ from dipaco_p2p.swarm.hivemind.dht import (
     SUBKEYS_MAX,
     Protocol,
     Storage,
-    _parts,
     _Validator,
     hash_key,
     install,
@@ -157,14 +156,56 @@ def test_a_refused_write_to_a_full_store_frees_no_room(monkeypatch: pytest.Monke
     assert put(storage, entry(1, text="y" * 7000, life_s=40), key="dipaco/a")
 
 
-def test_what_is_handed_over_goes_in_parts_that_fit_into_a_message() -> None:
-    small, large = [b"x"] * 3000, [b"x" * 400_000] * 7
-    full = dictionary_of(*(entry(number) for number in range(1, 500)))
-    values = [*small, *large, full, full]
-    parts = [values[part] for part in _parts(values)]
-    assert [value for part in parts for value in part] == values
-    assert max(map(len, parts)) <= STORE_KEYS_MAX
-    assert all(len(MSGPackSerializer.dumps(part)) < MESSAGE_BYTES_MAX for part in parts)
+def a_protocol(guard: RecordGuard) -> Protocol:
+    """Of a node that knows twenty others."""
+    protocol = Protocol(_initialized_with_create=True)
+    protocol.node_id, protocol.bucket_size, protocol.num_replicas = DHTID.generate(), 20, 5
+    protocol.node_info = dht_pb2.NodeInfo(node_id=protocol.node_id.to_bytes())
+    protocol.record_validator = _Validator(guard)
+    protocol.storage, protocol.cache = Storage(guard), Storage(guard)
+    protocol.routing_table = RoutingTable(protocol.node_id, protocol.bucket_size, 5)
+    for number in range(20):
+        protocol.routing_table.add_or_update_node(place(f"node {number}"), f"peer {number}")  # type: ignore[arg-type]
+    return protocol
+
+
+async def test_a_newcomer_to_the_table_costs_no_look_at_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: a peer pings with another node id each time. A walk through 16384 keys, which it had put there itself,
+    stopped everything for a second or more; and whoever came with another key was handed megabytes."""
+    protocol = a_protocol(new_guard())
+    handed, walked = mock.AsyncMock(), mock.Mock(return_value=[])
+    monkeypatch.setattr(protocol, "call_store", handed)
+    monkeypatch.setattr(protocol.storage, "items", walked)
+    for number in range(5):
+        await protocol.update_routing_table(place(f"new {number}"), "one")  # type: ignore[arg-type]
+        await protocol.update_routing_table(place(f"other {number}"), f"{number}")  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    assert not handed.called and not walked.called
+    assert [protocol.routing_table.get(node_id=place(f"new {number}")) for number in (3, 4)] == [None, "one"]
+
+
+async def test_a_node_that_cannot_be_pinged_takes_nobody_elses_place_away() -> None:
+    """Attack: a ping that wants to be answered by one, in the name of another node. One for each took all nodes from
+    everybody's table, and nobody found anybody any more."""
+    table, one = (protocol := a_protocol(new_guard())).routing_table, "one"
+    await protocol.update_routing_table(place("one"), one)  # type: ignore[arg-type]
+    for number in range(20):
+        await protocol.update_routing_table(place(f"node {number}"), one, responded=False)  # type: ignore[arg-type]
+    assert [table.get(node_id=place(f"node {number}")) for number in range(20)] == [f"peer {n}" for n in range(20)]
+    assert one not in table
+    await protocol.update_routing_table(None, "peer 3", responded=False)  # type: ignore[arg-type]
+    assert table.get(node_id=place("node 3")) is None
+
+
+async def test_few_nodes_wait_for_a_place_in_a_full_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: a key for each ping. Of every one half a kilobyte was kept for good."""
+    protocol = a_protocol(new_guard())
+    monkeypatch.setattr(protocol, "call_ping", mock.AsyncMock())
+    for number in range(1500):
+        await protocol.update_routing_table(place(f"{number}"), f"{number}")  # type: ignore[arg-type]
+    table = protocol.routing_table
+    assert max(len(bucket.replacement_nodes) for bucket in table.buckets) == 20
+    assert len(table.uid_to_peer_id) == len(table.peer_id_to_uid) < 45 * len(table.buckets)
 
 
 class Asked:

@@ -6,7 +6,9 @@ Traps in hivemind 1.1.12 that are designed around, each of them found by an atta
 - one bad entry in an answer makes the whole answer void, and one that claims to live for ever ends the search;
 - a refused write may shorten the life of what is stored, and a plain value may oust a dictionary;
 - what is stored under one key, or handed to a new neighbour, may outgrow the largest message and then gets nowhere;
-- a peer may take any number of places in the routing table, others' too, and is handed all that is stored each time.
+- a peer may take any number of places in the routing table, and may take others' places away;
+- a newcomer to that table costs a walk through all that is stored, and is handed what it should store, though records
+  are repeated anyway and more nodes are asked for one than keep it; and who comes when a bucket is full stays for good.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import asyncio
 import contextlib
 import functools
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,9 +56,6 @@ NEAREST = 2 * REPLICAS
 """Nodes that a read asks, all at once so that requests to the same node go together: those that keep the key's
 replicas, and as many that came nearer since it was written."""
 STORE_KEYS_MAX = 1024
-HAND_OVER_EVERY_S = 10.0
-"""How often one neighbour is handed what it should store."""
-HAND_OVER_BYTES_MAX = 1024 * 1024
 SUBKEYS_MAX = KEY_RECORDS_MAX
 ENTRY_BYTES_MIN = KEY_BYTES_MAX // SUBKEYS_MAX
 """What an entry has room for from the start: in a full key, too, it can be renewed by one that is longer."""
@@ -248,44 +247,26 @@ class Protocol(HivemindProtocol):  # type: ignore[misc]
         return answers
 
     async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
-        """One place for each peer, its newest, and no place that is another's."""
-        if responded and node_id is not None:
-            if self.routing_table.get(node_id=node_id, default=peer_id) != peer_id:
-                return
-            before = self.routing_table.get(peer_id=peer_id)
-            if before is not None and before != node_id:
-                del self.routing_table[before]
-        await super().update_routing_table(node_id, peer_id, responded)
+        """One place for each peer, its newest, and no place that is another's. Of the nodes that wait for a place in a
+        full bucket those that came first stay."""
+        table = self.routing_table
+        before = table.get(peer_id=peer_id)
+        if before is not None and (not responded or node_id not in (None, before)):
+            del table[before]
+        if not responded or node_id is None or table.get(node_id=node_id, default=peer_id) != peer_id:
+            return
+        quiet = table.add_or_update_node(node_id, peer_id)
+        waiting = table.buckets[table.get_bucket_index(node_id)].replacement_nodes
+        if node_id in waiting and len(waiting) > self.bucket_size:
+            del table[node_id]
+        if quiet is not None:
+            asyncio.create_task(self.call_ping(quiet[1]))
 
-    async def call_store(
-        self,
-        peer: PeerID,
-        keys: Sequence[DHTID],
-        values: Sequence[Any],
-        expiration_time: Any,
-        subkeys: Any = None,
-        in_cache: Any = None,
-    ) -> list[bool] | None:
-        """As hivemind's; without sub-keys it hands over dictionaries, which are sent in parts, and not too often.
-
-        A node that refuses a record counts as one without an answer: hivemind would report what the last node said, so
-        that one full node could hide that others stored it.
-        """
-        if subkeys is not None:
-            stored: list[bool] | None = await super().call_store(peer, keys, values, expiration_time, subkeys, in_cache)
-            return stored if stored and any(stored) else None
-        if not self._may_hand_over(peer):
-            return None
-        for part in _parts(values):
-            if await super().call_store(peer, keys[part], values[part], expiration_time[part]) is None:
-                return None
-        return [True] * len(keys)
-
-    def _may_hand_over(self, peer: PeerID) -> bool:
-        now_s = asyncio.get_running_loop().time()
-        recent = {one: at_s for one, at_s in self._handed_over_s.items() if now_s < at_s + HAND_OVER_EVERY_S}
-        self._handed_over_s = recent | ({} if peer in recent else {peer: now_s})
-        return peer not in recent
+    async def call_store(self, peer: PeerID, *words: Any, **options: Any) -> list[bool] | None:
+        """As hivemind's; a node that refuses a record counts as one without an answer: hivemind would report what the
+        last node said, so that one full node could hide that others stored it."""
+        stored: list[bool] | None = await super().call_store(peer, *words, **options)
+        return stored if stored and any(stored) else None
 
     def _validate_dictionary(self, key_bytes: bytes, dictionary: DictionaryDHTValue) -> bool:
         """Whether anything in it is good; what is not is taken out: others' junk, and what has just expired."""
@@ -310,18 +291,6 @@ def _entries(dictionary: DictionaryDHTValue) -> list[tuple[object, bytes]]:
     """Owner and record of each entry."""
     values: Iterable[tuple[object, object]] = ((owner, _loads(item.value)) for owner, item in dictionary.data.items())
     return [(owner, value) for owner, value in values if isinstance(value, bytes)]
-
-
-def _parts(values: Sequence[Any]) -> Iterator[slice]:
-    """Parts of `values` that fit into one message each."""
-    first, part_bytes = 0, 0
-    for index, value in enumerate(values):
-        more = size_bytes(value) if isinstance(value, DictionaryDHTValue) else len(value)
-        if index > first and (part_bytes + more > HAND_OVER_BYTES_MAX or index - first == STORE_KEYS_MAX):
-            yield slice(first, index)
-            first, part_bytes = index, 0
-        part_bytes += more
-    yield slice(first, len(values))
 
 
 def copied(dictionary: DictionaryDHTValue) -> DictionaryDHTValue:

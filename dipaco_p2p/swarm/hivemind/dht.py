@@ -17,6 +17,9 @@ import asyncio
 import contextlib
 import functools
 import heapq
+import math
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +65,11 @@ ENTRY_BYTES_MIN = KEY_BYTES_MAX // SUBKEYS_MAX
 KEYS_MAX = 16384
 FOREIGN_STORE_BYTES_MAX = 32 * 1024 * 1024
 """Of what is kept under keys that are not ours; those of our own run have room of their own."""
+FOREIGN_KEY_BYTES = FOREIGN_STORE_BYTES_MAX // KEYS_MAX
+"""What a key takes of that at least, for what is in memory besides."""
+SENDER_PART = 8
+"""Of what is still free there, one sender may have as large a part as it has put there already, and no more."""
+RECOUNT_EVERY_S = 1.0
 _SUBKEY_BYTES = 64
 """What an entry takes in an answer besides its value."""
 ITEMS_MAX = 8 * SUBKEYS_MAX + 64
@@ -122,9 +130,13 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
     def __init__(self, guard: RecordGuard) -> None:
         super().__init__()
         self._guard = guard
-        self._foreign: dict[DHTID, int] = {}
-        """Bytes under each key that is not ours."""
-        self._foreign_bytes = 0
+        self.sender: PeerID | None = None
+        """Who asked us last to store something; what we put ourselves is under keys of ours."""
+        self._foreign: Counter[tuple[DHTID, PeerID | None]] = Counter()
+        """Bytes under each key that is not ours, by who sent them."""
+        self._sent: Counter[PeerID | None] = Counter()
+        """The same of all those keys."""
+        self._counted_s = -math.inf
 
     def get(self, key: DHTID) -> Any:
         """A copy of a dictionary: hivemind's search merges what others answer into what it is given."""
@@ -139,7 +151,8 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         held = super().get(key)
         if held is not None and (isinstance(held.value, DictionaryDHTValue) or held.expiration_time >= expiration_time):
             return False
-        return self._take_room(key, len(value)) and bool(super().store(key, value, expiration_time))
+        more_bytes = len(value) - (len(held.value) if held is not None else 0)
+        return self._take_room(key, more_bytes) and bool(super().store(key, value, expiration_time))
 
     def store_subkey(self, key: DHTID, subkey: Any, value: Any, expiration_time: float) -> bool:
         held = super().get(key)
@@ -148,10 +161,10 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         old = dictionary.get(subkey)
         if old is not None and old.expiration_time >= expiration_time:
             return False
-        total_bytes = size_bytes(dictionary) + _room(value) - (_room(old.value) if old is not None else 0)
-        if total_bytes > KEY_BYTES_MAX or (old is None and len(dictionary) >= SUBKEYS_MAX):
+        more_bytes = _room(value) - (_room(old.value) if old is not None else 0)
+        if size_bytes(dictionary) + more_bytes > KEY_BYTES_MAX or (old is None and len(dictionary) >= SUBKEYS_MAX):
             return False
-        if not (self._take_room(key, total_bytes) and dictionary.store(subkey, value, expiration_time)):
+        if not (self._take_room(key, more_bytes) and dictionary.store(subkey, value, expiration_time)):
             return False
         _compact(dictionary)
         if not has_subkeys:
@@ -161,23 +174,33 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         _compact(self)
         return True
 
-    def _take_room(self, key: DHTID, total_bytes: int) -> bool:
-        """Whether `key` may have so many bytes in all; if so they are counted."""
+    def _take_room(self, key: DHTID, more_bytes: int) -> bool:
+        """Whether the sender may put so many bytes more under `key`; if so they are counted. A name of a key costs
+        nothing, so what one peer may have of keys that are not ours is a part of what is free (as in frames.py)."""
         if self._guard.knows(key.to_bytes()):
             return True
-        if not self._has_room(key, total_bytes):
-            self._foreign = {other: held for other, held in self._foreign.items() if other in self.data}
-            self._foreign_bytes = sum(self._foreign.values())
-            if not self._has_room(key, total_bytes):
+        if key not in self.data:
+            more_bytes = max(more_bytes, FOREIGN_KEY_BYTES)
+        if not self._has_room(more_bytes):
+            self._recount()
+            if not self._has_room(more_bytes):
                 return False
-        self._foreign_bytes += total_bytes - self._foreign.get(key, 0)
-        self._foreign[key] = total_bytes
+        self._foreign[key, self.sender] += more_bytes
+        self._sent[self.sender] += more_bytes
         return True
 
-    def _has_room(self, key: DHTID, total_bytes: int) -> bool:
-        more_bytes = total_bytes - self._foreign.get(key, 0)
-        is_counted = key in self._foreign or len(self._foreign) < KEYS_MAX
-        return is_counted and self._foreign_bytes + more_bytes <= FOREIGN_STORE_BYTES_MAX
+    def _has_room(self, more_bytes: int) -> bool:
+        free = FOREIGN_STORE_BYTES_MAX - self._sent.total()
+        return more_bytes <= 0 or self._sent[self.sender] + more_bytes <= free // SENDER_PART
+
+    def _recount(self) -> None:
+        """Forget what has expired. Not for each of a thousand entries that find no room."""
+        if (now_s := time.monotonic()) < self._counted_s + RECOUNT_EVERY_S:
+            return
+        self._counted_s, self._sent = now_s, Counter()
+        self._foreign = Counter({place: count for place, count in self._foreign.items() if place[0] in self.data})
+        for (_, sender), count in self._foreign.items():
+            self._sent[sender] += count
 
 
 @dataclass(slots=True, eq=False)
@@ -214,6 +237,7 @@ class Protocol(HivemindProtocol):  # type: ignore[misc]
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         if len(request.keys) > STORE_KEYS_MAX:
             raise ValueError(f"{len(request.keys)} keys at once; {STORE_KEYS_MAX} are the most")
+        self.storage.sender = self.cache.sender = context.remote_id  # nothing is awaited until all is stored
         return await super().rpc_store(request, context)
 
     async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> Any:

@@ -6,7 +6,8 @@ asked is libp2p's circuit relay v2 (hivemind/circuits.py). Rules, so that it sta
 1. a circuit leads to a peer with a slot, never to an address that somebody names;
 2. members of the run, whose heartbeats we see, keep a slot as long as they renew it. Others are guests for GUEST_S,
    which is how newcomers begin, and may come again after GUEST_REST_S; banned peers have none;
-3. each host has a few slots and half of the circuits at most, since identities are free;
+3. each host has a few slots, and half of the circuits at most, the less the fewer are free: identities cost nothing,
+   and hosts little;
 4. a circuit ends after so many bytes and so much time, and all of them share one limit of the line.
 """
 
@@ -142,8 +143,9 @@ class Slots:
             raise Refused("banned", reason=Reason.BANNED)
         held = Counter(circuit.source.peer for circuit in self._circuits)
         at_host = sum(bool(source.host) and circuit.source.host == source.host for circuit in self._circuits)
-        most = self.limits.circuits
-        if len(self._circuits) >= most or held[source.peer] >= self.limits.circuits_per_peer or at_host >= most // 2:
+        free = self.limits.circuits - len(self._circuits)
+        most_at_host = max(1, 2 * free * free // self.limits.circuits)  # half for one alone, as in frames.py
+        if free <= 0 or held[source.peer] >= self.limits.circuits_per_peer or at_host >= most_at_host:
             raise Refused("no circuit is free", reason=Reason.BUSY)
         until_s = now_s + self.limits.circuit_s
         circuit = Circuit(source, target, until_s, self.limits.circuit_bytes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from dipaco_p2p.clock import ManualClock
@@ -162,6 +164,20 @@ def test_one_peer_and_one_host_have_a_share_of_the_circuits() -> None:
         with pytest.raises(Refused):
             slots.open(who, peer(1))
     slots.open(caller(4), peer(1))
+
+
+def test_two_hosts_leave_circuits_to_others() -> None:
+    """Attack: a few keys at two addresses hold all circuits of a relay for two hours, through which nothing goes."""
+    slots, _ = opened(1)
+    slots.reserve(caller(1))
+    for host in ("203.0.113.9", "192.0.2.9"):
+        for number in range(2, 10):
+            with contextlib.suppress(Refused):
+                while True:
+                    slots.open(caller(number, host), peer(1))
+    assert slots.open_circuits == 6
+    for number in (20, 21):
+        slots.open(caller(number), peer(1))
 
 
 async def test_a_circuit_ends_after_its_bytes_or_its_time_or_with_a_guests_slot() -> None:

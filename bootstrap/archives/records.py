@@ -22,7 +22,7 @@ from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.core.routing.evaluate import Evaluation, counted_tokens
 from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.node.calls import GetChecks, GetContributions, GetJudgements, GiveCheck
-from dipaco_p2p.node.items import CheckPage, Page, items_reply
+from dipaco_p2p.node.items import CheckPage, Page, stored_reply
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
@@ -85,11 +85,12 @@ class PublicRecords:
 
     async def _on_judgements(self, sender: PeerId, request: GetJudgements) -> Page[Judgement]:
         begin = _name(request.from_)
-        return items_reply(self._read(name) for name in self._store.documents("judgement-") if name >= begin)
+        names = (name for name in self._store.documents("judgement-") if name >= begin)
+        return stored_reply(data for name in names if (data := self._store.read_document(name)) is not None)
 
     async def _on_contributions(self, sender: PeerId, request: GetContributions) -> Page[Contribution]:
         """Those of the asked ids that are here, in the same order; as many as fit."""
-        return items_reply(found for id_ in request.ids if (found := self._archive.find(id_)) is not None)
+        return stored_reply(data for id_ in request.ids if (data := self._archive.find_stored(id_)) is not None)
 
 
 def judgement_of(evaluator: Evaluator, evaluation: RoundEvaluation, *, at_s: float, signer: Signer) -> Judgement:
@@ -194,7 +195,8 @@ class Checks:
         place = bisect.bisect_left(self._numbers, request.from_)
         page = self._numbers[place : place + PAGE_MAX]
         following = page[-1] + 1 if page else self._next
-        return CheckPage(next=following, body=items_reply(self._read(number) for number in page).body)
+        stored = (self._store.read_document(_check_name(number)) for number in page)
+        return CheckPage(next=following, body=stored_reply(data for data in stored if data is not None).body)
 
     def _judge(self, sender: PeerId, sealed: Sealed[Check]) -> bool:
         """Whether it is news; raises Refused for what is not kept."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from ..canonical import canonical_bytes
 from ..config import RunConfig
 from ..errors import ConfigError, IntegrityError, Refused, WrongRun
 from ..protocol.documents import Manifest, Sealed
@@ -41,7 +40,7 @@ class Stages:
         return [sealed.id for sealed in self._known]
 
     async def _answer(self, sender: PeerId, request: GetManifests) -> Reply:
-        return Reply({}, canonical_bytes([sealed.to_dict() for sealed in self._known]))
+        return Reply({}, b"[" + b",".join(sealed.to_bytes() for sealed in self._known) + b"]")
 
 
 async def fetch_stages(

@@ -133,13 +133,18 @@ class SeedArchive:
 
     def find(self, contribution_id: str) -> Sealed[Contribution] | None:
         """The same, or None; anybody may ask for anything."""
+        data = self.find_stored(contribution_id)
+        return None if data is None else unseal(Contribution, json.loads(data))
+
+    def find_stored(self, contribution_id: str) -> bytes | None:
+        """Its canonical bytes, as they lie on disk."""
         if not is_digest(contribution_id):
             return None
         if (data := self._store.read_document(_name(contribution_id))) is not None:
-            return unseal(Contribution, json.loads(data))
+            return data
         for ledger in self.ledgers.values():  # in memory: a file for each module would cost whoever is asked much
             if found := ledger.open.get(contribution_id) or ledger.spent.get(contribution_id):
-                return found
+                return found.to_bytes()
         return None
 
     def _payload(self, contribution_id: str) -> str | None:

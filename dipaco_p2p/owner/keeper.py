@@ -26,7 +26,7 @@ from pathlib import Path
 
 from ..errors import EnvironmentUnfit, IntegrityError, Refused
 from ..node.calls import GetContributions, Prove, Proven
-from ..node.items import Page, items_reply
+from ..node.items import Page, stored_reply
 from ..node.node import Member
 from ..node.store import Store
 from ..program.files import folder_bytes
@@ -289,4 +289,4 @@ class Keeper:
         return Proven(proof=proof(request.nonce, self._node.peer, part))
 
     async def _on_contributions(self, sender: PeerId, request: GetContributions) -> Page[Contribution]:
-        return items_reply(found for id_ in request.ids if (found := self.archive.find(id_)) is not None)
+        return stored_reply(data for id_ in request.ids if (data := self.archive.find_stored(id_)) is not None)

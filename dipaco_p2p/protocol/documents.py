@@ -342,6 +342,7 @@ class Sealed(Generic[D]):
     signature: str
     cosignatures: Mapping[PeerId, str] = field(default_factory=dict)
     """Of a version: signatures of peers that made it again. Checked; but whether they may sign is for the reader."""
+    _bytes: list[bytes] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def id(self) -> str:
@@ -355,6 +356,12 @@ class Sealed(Generic[D]):
     def to_dict(self) -> dict[str, Any]:
         plain = {"document": strict.plain(self.document), "signature": self.signature}
         return plain | ({"cosignatures": dict(self.cosignatures)} if self.cosignatures else {})
+
+    def to_bytes(self) -> bytes:
+        """Its canonical bytes, made once and kept: for what anybody may ask us for, as often as it likes."""
+        if not self._bytes:
+            self._bytes.append(canonical_bytes(self.to_dict()))
+        return self._bytes[0]
 
     def cosigned(self, cosignatures: Mapping[PeerId, str], *, above_all: PeerId | None = None) -> Sealed[D]:
         """The same with these besides; they are checked already, or our own. Anybody can make keys that sign, and

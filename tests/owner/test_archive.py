@@ -19,6 +19,7 @@ from dipaco_p2p.node import items
 from dipaco_p2p.node.calls import IDS_MAX
 from dipaco_p2p.node.ledger import RemoteLedger
 from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner import archive as archive_module
 from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.protocol.documents import MIRRORS_MAX, Grant, seal, unseal
 from dipaco_p2p.protocol.liveness import Heartbeat
@@ -283,6 +284,17 @@ async def test_an_unknown_contribution_is_told(tmp_path: Path) -> None:
     async with on_archive(tmp_path) as shelf:
         with pytest.raises(IntegrityError, match="not in the archive"):
             shelf.world.seed.archive.contribution("0" * 64)
+
+
+async def test_contributions_are_given_as_they_lie_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: a stranger asks for one, 256 times in each request, and the seed checked its signature as often."""
+    async with on_archive(tmp_path) as shelf:
+        shelf.adopt(ONE, term=1)
+        sealed = shelf.contribution(1)[0]
+        shelf.chain.keep_contribution(ONE.peer, sealed)
+        monkeypatch.setattr(archive_module, "unseal", None)
+        found = [shelf.world.seed.archive.find_stored(id_) for id_ in (sealed.id, "0" * 64, "../x")]
+        assert found == [sealed.to_bytes(), None, None]
 
 
 async def test_a_long_chain_comes_over_the_network_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
-from hivemind.utils.timed_storage import ValueWithExpiration
 
 from dipaco_p2p.clock import SystemClock
 from dipaco_p2p.protocol.records import Record, sign_record
@@ -189,7 +188,7 @@ def a_protocol(guard: RecordGuard) -> Protocol:
     protocol.node_id, protocol.bucket_size, protocol.num_replicas = DHTID.generate(), 20, 5
     protocol.node_info = dht_pb2.NodeInfo(node_id=protocol.node_id.to_bytes())
     protocol.record_validator = _Validator(guard)
-    protocol.storage, protocol.cache = Storage(guard), Storage(guard)
+    protocol.storage = protocol.cache = Storage(guard)
     protocol.routing_table = RoutingTable(protocol.node_id, protocol.bucket_size, 5)
     for number in range(20):
         protocol.routing_table.add_or_update_node(place(f"node {number}"), f"peer {number}")  # type: ignore[arg-type]
@@ -222,6 +221,57 @@ async def test_a_node_that_cannot_be_pinged_takes_nobody_elses_place_away() -> N
     assert one not in table
     await protocol.update_routing_table(None, "peer 3", responded=False)  # type: ignore[arg-type]
     assert table.get(node_id=place("node 3")) is None
+
+
+async def a_node(monkeypatch: pytest.MonkeyPatch, guard: RecordGuard) -> Protocol:
+    install()
+    protocol = a_protocol(guard)
+    protocol.routing_table = SimpleNamespace(get_nearest_neighbors=lambda *_, **__: [])
+    monkeypatch.setattr(protocol, "rpc_ping", mock.AsyncMock())
+    monkeypatch.setattr(dht.DHTNode, "create", mock.AsyncMock(return_value=SimpleNamespace(protocol=protocol)))
+    await dht.create_node(mock.Mock(), guard, client_mode=False, on_found=mock.Mock())
+    return protocol
+
+
+async def stored(protocol: Protocol, record: Record, *, in_cache: bool = False) -> list[bool]:
+    names, values = [MSGPackSerializer.dumps(record.peer)], [MSGPackSerializer.dumps(record.to_bytes())]
+    lives = {"expiration_time": [record.expires_s], "in_cache": [in_cache]}
+    request = dht_pb2.StoreRequest(keys=[hash_key(KEY)], subkeys=names, values=values, **lives)
+    return list((await protocol.rpc_store(request, mock.Mock(remote_id=record.peer))).store_ok)
+
+
+async def told(protocol: Protocol) -> set[str]:
+    answer = await protocol.rpc_find(dht_pb2.FindRequest(keys=[hash_key(KEY)]), mock.Mock(remote_id="asker"))
+    return set(MSGPackSerializer.loads(answer.results[0].value).data)
+
+
+async def test_a_record_that_is_meant_for_the_cache_hides_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: hivemind tells what is in the cache, if that lives longer, and nothing else: one request to each node
+    near a key hid for an hour who lives, or who leads a module."""
+    protocol = await a_node(monkeypatch, new_guard())
+    assert [await stored(protocol, entry(number)) for number in (1, 2)] == [[True], [True]]
+    assert await stored(protocol, entry(3, life_s=60), in_cache=True) == [True]
+    assert await told(protocol) == {entry(number).peer for number in (1, 2, 3)}
+
+
+async def test_what_is_asked_for_again_is_packed_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: one peer asks for sixteen full keys, again and again: 80 ms of everybody's time for 350 bytes."""
+    protocol = await a_node(monkeypatch, new_guard())
+    now_s = time.time()
+    monkeypatch.setattr(dht, "get_dht_time", lambda: now_s)
+    packed, pack = list[int](), DictionaryDHTValue.packb
+
+    def packb(dictionary: DictionaryDHTValue) -> bytes:
+        packed.append(len(dictionary.data))
+        return bytes(pack(dictionary))
+
+    monkeypatch.setattr(DictionaryDHTValue, "packb", packb)
+    for number in (1, 2, 3):
+        assert await stored(protocol, entry(number, life_s=10 + number)) == [True]
+        assert [len(await told(protocol)) for _ in range(3)] == 3 * [number]
+    assert packed == [1, 2, 3]
+    now_s += 12
+    assert await told(protocol) and packed == [1, 2, 3, 3], "the first has expired by now"
 
 
 async def test_few_nodes_wait_for_a_place_in_a_full_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,10 +351,11 @@ class Node:
         self.answers = list[dht_pb2.FindResponse]()
         self.told, self.responded = list[bytes](), list[bool]()
         one, self.asker = (Protocol(_initialized_with_create=True) for _ in range(2))
-        one.storage, one.cache, one.node_info = Storage(new_guard()), Storage(new_guard()), None
+        one.storage, one.node_info = Storage(new_guard()), None
         one.routing_table = SimpleNamespace(get_nearest_neighbors=lambda *_, **__: [])
         one.bucket_size, one.rpc_ping = 20, mock.AsyncMock()
-        one.storage.get = lambda key: ValueWithExpiration(self.full, 0.0)
+        told = {"type": dht_pb2.FOUND_DICTIONARY, "value": MSGPackSerializer.dumps(self.full), "expiration_time": 0.0}
+        one.storage.told = lambda key: told
 
         async def rpc_find(request: dht_pb2.FindRequest, timeout: float) -> dht_pb2.FindResponse:
             answer = await one.rpc_find(request, mock.Mock())

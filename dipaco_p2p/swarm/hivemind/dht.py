@@ -4,6 +4,7 @@ Traps in hivemind 1.1.12 that are designed around, each of them found by an atta
 - whatever a peer sends is unpacked before anything is checked (guard.py says what that can do);
 - a request may name any number of keys, and each costs a walk through the routing table;
 - one bad entry in an answer makes the whole answer void, and one that claims to live for ever ends the search;
+- who marks a record as one for the cache hides all that is stored under its key, if that expires sooner;
 - a refused write may shorten the life of what is stored, and a plain value may oust a dictionary;
 - what is stored under one key, or handed to a new neighbour, may outgrow the largest message and then gets nowhere;
 - a peer may take any number of places in the routing table, and may take others' places away;
@@ -34,7 +35,7 @@ from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
-from hivemind.utils.timed_storage import ValueWithExpiration
+from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
 
 from ...protocol.records import KEY_BYTES_MAX, KEY_RECORDS_MAX, RECORD_BYTES_MAX
 from .guard import RecordGuard, is_modest
@@ -96,7 +97,7 @@ async def create_node(p2p: P2P, guard: RecordGuard, *, client_mode: bool, on_fou
         cache_on_store=False,
         cache_refresh_before_expiry=0,
     )
-    node.protocol.storage, node.protocol.cache = Storage(guard), Storage(guard)
+    node.protocol.storage = node.protocol.cache = Storage(guard)
     node.protocol.on_found = on_found
     return node
 
@@ -137,6 +138,8 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         self._sent: Counter[PeerID | None] = Counter()
         """The same of all those keys."""
         self._counted_s = -math.inf
+        self._packed: dict[DHTID, tuple[bytes, float]] = {}
+        """What was told of dictionaries last, and when the first of what is in it expires."""
 
     def get(self, key: DHTID) -> Any:
         """A copy of a dictionary: hivemind's search merges what others answer into what it is given."""
@@ -144,6 +147,22 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         if held is None or not isinstance(held.value, DictionaryDHTValue):
             return held
         return type(held)(copied(held.value), held.expiration_time)
+
+    def told(self, key: DHTID) -> dict[str, Any]:
+        """What a node that asks for `key` is told. A dictionary is packed once until it changes: anybody may ask as
+        often as it likes."""
+        held = super().get(key)
+        if held is None:
+            return {"type": dht_pb2.NOT_FOUND}
+        if not isinstance(held.value, DictionaryDHTValue):
+            return {"type": dht_pb2.FOUND_REGULAR, "value": held.value, "expiration_time": held.expiration_time}
+        data, until_s = self._packed.get(key, (b"", -math.inf))
+        if until_s <= get_dht_time():
+            data = MSGPackSerializer.dumps(held.value)
+            self._packed[key] = data, min((item.expiration_time for item in held.value.data.values()), default=math.inf)
+            if len(self._packed) > len(self.data):
+                self._packed = {other: packed for other, packed in self._packed.items() if other in self.data}
+        return {"type": dht_pb2.FOUND_DICTIONARY, "value": data, "expiration_time": held.expiration_time}
 
     def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
         if subkey is not None:
@@ -166,6 +185,7 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
             return False
         if not (self._take_room(key, more_bytes) and dictionary.store(subkey, value, expiration_time)):
             return False
+        self._packed.pop(key, None)
         _compact(dictionary)
         if not has_subkeys:
             del self[key]
@@ -225,19 +245,25 @@ class Protocol(HivemindProtocol):  # type: ignore[misc]
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         if len(request.keys) > FIND_KEYS_MAX:
             raise ValueError(f"{len(request.keys)} keys at once; {FIND_KEYS_MAX} are the most")
-        answer = await super().rpc_find(request, context)
-        room = ANSWER_BYTES_MAX  # hivemind would fail to refuse what is longer, and keep it for good
-        for result in answer.results:
+        asyncio.create_task(self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context))
+        asker = DHTID.from_bytes(request.peer.node_id)
+        answer, room = dht_pb2.FindResponse(peer=self.node_info), ANSWER_BYTES_MAX
+        for key in map(DHTID.from_bytes, request.keys):
+            result = dht_pb2.FindResult(**self.storage.told(key)) if room > 0 else dht_pb2.FindResult(type=LEFT_OUT)
+            for node_id, peer_id in self.routing_table.get_nearest_neighbors(key, k=self.bucket_size, exclude=asker):
+                result.nearest_node_ids.append(node_id.to_bytes())
+                result.nearest_peer_ids.append(peer_id.to_bytes())
             room -= result.ByteSize() + RESULT_BYTES
-            if room < 0:
+            if room < 0:  # hivemind would fail to refuse what is longer, and keep it for good
                 result.Clear()
                 result.type = LEFT_OUT
+            answer.results.append(result)
         return answer
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         if len(request.keys) > STORE_KEYS_MAX:
             raise ValueError(f"{len(request.keys)} keys at once; {STORE_KEYS_MAX} are the most")
-        self.storage.sender = self.cache.sender = context.remote_id  # nothing is awaited until all is stored
+        self.storage.sender = context.remote_id  # nothing is awaited until all is stored
         return await super().rpc_store(request, context)
 
     async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> Any:

@@ -156,5 +156,5 @@ async def _do(swarm: Libp2pSwarm, request: dict[str, Any]) -> Any:
             await swarm.call(peer, "echo", {}, body, timeout_s=CALL_S, addresses=request["addresses"])
         return {"seconds": time.monotonic() - began_s}
     if request["do"] == "note":
-        swarm.note_peers(members=request["peers"], banned=(), relays={})
+        swarm.note_peers(members=request["peers"], known=(), banned=(), relays={})
     return {"statistics": swarm.statistics()}

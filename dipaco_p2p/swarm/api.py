@@ -102,10 +102,16 @@ class Swarm(Protocol):
         """Whether peers behind a NAT can be dialled through us."""
 
     def note_peers(
-        self, *, members: Collection[PeerId], banned: Collection[PeerId], relays: Mapping[PeerId, Sequence[str]]
+        self,
+        *,
+        members: Collection[PeerId],
+        known: Collection[PeerId],
+        banned: Collection[PeerId],
+        relays: Mapping[PeerId, Sequence[str]],
     ) -> Collection[PeerId]:
-        """Who takes part now, who may not, and who relays, with addresses, the first choice first: a relay serves
-        members, and a peer behind a NAT is dialled through those. Returns who is dialled through us: whether these are
+        """Who takes part now, for whom more speaks than their word, who may not, and who relays, with addresses, the
+        first choice first: a relay serves members, who is `known` is not counted with strangers at its address, and a
+        peer behind a NAT is dialled through those that relay. Returns who is dialled through us: whether these are
         members, the caller should know."""
 
     async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:

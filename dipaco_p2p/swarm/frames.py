@@ -24,7 +24,7 @@ import enum
 import logging
 import struct
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -189,6 +189,13 @@ class Dispatcher:
         self._hosts: dict[PeerId, str] = {}
         """Where the last of a peer's open calls comes from."""
         self._counts = counts
+        self.known: Collection[PeerId] = ()
+        """Peers for whom more speaks than their own word, as `Swarm.note_peers`."""
+
+    def caller(self, peer: PeerId, host: str) -> Caller:
+        """`peer`, which calls from `host`, as limits see it. Who is known is counted alone: at a relay's address, or
+        that of a provider's NAT, a stranger with a few keys would keep everybody else out."""
+        return Caller(peer, "" if peer in self.known else host)
 
     def serve(self, method: str, handler: Handler) -> None:
         """Answer `method` with `handler`."""

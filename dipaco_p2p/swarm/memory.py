@@ -24,7 +24,7 @@ from ..protocol.signing import PeerId, Signer, public_key_of, short
 from . import frames
 from .api import Handler, Reply, SwarmStatistics
 from .blobs.bandwidth import Line
-from .frames import Caller, Dispatcher, Frame
+from .frames import Dispatcher, Frame
 from .record_cache import RecordCache
 
 T = TypeVar("T")
@@ -207,8 +207,14 @@ class MemorySwarm:
         return False  # everybody can be dialled
 
     def note_peers(
-        self, *, members: Collection[PeerId], banned: Collection[PeerId], relays: Mapping[PeerId, Sequence[str]]
+        self,
+        *,
+        members: Collection[PeerId],
+        known: Collection[PeerId],
+        banned: Collection[PeerId],
+        relays: Mapping[PeerId, Sequence[str]],
     ) -> Collection[PeerId]:
+        self._dispatcher.known = known
         return ()
 
     async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
@@ -371,7 +377,7 @@ class MemorySwarm:
         try:
             if self._network.is_overloaded(self.peer):
                 raise Refused("more calls at once than one peer may have now", reason=Reason.BUSY)
-            entering = Caller(caller, self._network.hosts.get(caller, ""))
+            entering = self._dispatcher.caller(caller, self._network.hosts.get(caller, ""))
             with self._dispatcher.entered(entering):
                 async with self._dispatcher.turn(entering, request.header, len(request.body)):
                     self._counts["bytes_received"] += size_bytes

@@ -60,9 +60,14 @@ class ScopedSwarm:
         return self._swarm.offers_relay
 
     def note_peers(
-        self, *, members: Collection[PeerId], banned: Collection[PeerId], relays: Mapping[PeerId, Sequence[str]]
+        self,
+        *,
+        members: Collection[PeerId],
+        known: Collection[PeerId],
+        banned: Collection[PeerId],
+        relays: Mapping[PeerId, Sequence[str]],
     ) -> Collection[PeerId]:
-        return self._swarm.note_peers(members=members, banned=banned, relays=relays)
+        return self._swarm.note_peers(members=members, known=known, banned=banned, relays=relays)
 
     async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
         return await self._swarm.put(key, body, ttl_s=ttl_s)

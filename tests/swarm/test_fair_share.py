@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dipaco_p2p.errors import Refused
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.addresses import host_of
 from dipaco_p2p.swarm.api import (
@@ -18,7 +21,7 @@ from dipaco_p2p.swarm.api import (
     OPEN_CALLS_MAX,
     OPEN_CALLS_PER_PEER_MAX,
 )
-from dipaco_p2p.swarm.frames import Caller, Share, Turns
+from dipaco_p2p.swarm.frames import Caller, Dispatcher, Share, Turns
 
 PEERS = [Caller(Signer(bytes([number]) * 32).peer) for number in range(1, 60)]
 
@@ -43,6 +46,22 @@ def test_whatever_a_crowd_holds_the_next_caller_still_gets_in(crowd: int) -> Non
     held = filled(share, PEERS[:crowd])
     assert sum(held) < INBOUND_CALLS_MAX
     assert share.take(PEERS[-1]), held
+
+
+def test_who_is_known_is_not_counted_with_strangers_at_its_address() -> None:
+    """Attack: a few keys call a leader behind a router through its relay, and hold what one address may have. All
+    others come through that relay, too."""
+    dispatcher, relay = Dispatcher(Counter()), "203.0.113.7"
+    dispatcher.known = {PEERS[0].peer}
+    with contextlib.ExitStack() as stack:
+        with pytest.raises(Refused):
+            for number in range(OPEN_CALLS_MAX):
+                stranger = dispatcher.caller(PeerId(f"key {number // 50}"), relay)
+                stack.enter_context(dispatcher.entered(stranger))
+        with pytest.raises(Refused):
+            stack.enter_context(dispatcher.entered(dispatcher.caller(PEERS[1].peer, relay)))
+        for _ in range(OPEN_CALLS_PER_PEER_MAX // 2):
+            stack.enter_context(dispatcher.entered(dispatcher.caller(PEERS[0].peer, relay)))
 
 
 def test_a_crowd_of_one_address_leaves_half_to_others() -> None:

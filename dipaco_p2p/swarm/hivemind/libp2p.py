@@ -40,7 +40,7 @@ from ..calls import DialBackMe
 from ..connections import Connections
 from ..dialback import DialBack, greets
 from ..dialling import Dialling
-from ..frames import Caller, Dispatcher
+from ..frames import Dispatcher
 from ..record_cache import RecordCache
 from ..relay_slots import RelayLimits, Slots
 from . import dht, p2pd
@@ -153,8 +153,14 @@ class Libp2pSwarm:
         return self.relay.slots.limits.slots > 0
 
     def note_peers(
-        self, *, members: Collection[PeerId], banned: Collection[PeerId], relays: Mapping[PeerId, Sequence[str]]
+        self,
+        *,
+        members: Collection[PeerId],
+        known: Collection[PeerId],
+        banned: Collection[PeerId],
+        relays: Mapping[PeerId, Sequence[str]],
     ) -> Collection[PeerId]:
+        self._dispatcher.known = known
         if self.reservations is not None:
             self.reservations.note(relays)
         return self.relay.slots.note(members, banned)
@@ -361,7 +367,7 @@ class Libp2pSwarm:
 
     async def _on_stream(self, info: Any, reader: StreamReader, writer: StreamWriter) -> None:
         place = str(info.addr)
-        caller = Caller(PeerId(info.peer_id.to_base58()), host_of(place))
+        caller = self._dispatcher.caller(PeerId(info.peer_id.to_base58()), host_of(place))
         self._connections.hear(caller.peer, place)
         await self._hang_up_if_dead(caller.peer)
         await self._server.answer(caller, reader, writer, is_relayed=self._dialling.meet(caller.peer, place))

@@ -274,6 +274,18 @@ async def test_what_is_asked_for_again_is_packed_once_until_it_changes(monkeypat
     assert await told(protocol) and packed == [1, 2, 3, 3], "the first has expired by now"
 
 
+async def test_a_malformed_node_id_is_refused_and_fails_in_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: each left a traceback in the log, which has 16 MiB: soon it told of nothing else."""
+    protocol, odd = await a_node(monkeypatch, new_guard()), dht_pb2.NodeInfo(node_id=b"x" * 21)
+    for answering in (
+        protocol.rpc_find(dht_pb2.FindRequest(keys=[hash_key(KEY)], peer=odd), mock.Mock()),
+        protocol.rpc_store(dht_pb2.StoreRequest(peer=odd), mock.Mock()),
+    ):
+        with pytest.raises(AssertionError, match="DHTID must be in"):
+            await answering
+    assert not protocol.rpc_ping.called  # type: ignore[attr-defined]
+
+
 async def test_few_nodes_wait_for_a_place_in_a_full_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attack: a key for each ping. Of every one half a kilobyte was kept for good."""
     protocol = a_protocol(new_guard())

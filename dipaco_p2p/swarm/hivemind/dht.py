@@ -245,8 +245,8 @@ class Protocol(HivemindProtocol):  # type: ignore[misc]
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         if len(request.keys) > FIND_KEYS_MAX:
             raise ValueError(f"{len(request.keys)} keys at once; {FIND_KEYS_MAX} are the most")
+        asker = DHTID.from_bytes(request.peer.node_id)  # first: what a task fails at fills the log
         asyncio.create_task(self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context))
-        asker = DHTID.from_bytes(request.peer.node_id)
         answer, room = dht_pb2.FindResponse(peer=self.node_info), ANSWER_BYTES_MAX
         for key in map(DHTID.from_bytes, request.keys):
             result = dht_pb2.FindResult(**self.storage.told(key)) if room > 0 else dht_pb2.FindResult(type=LEFT_OUT)
@@ -263,6 +263,7 @@ class Protocol(HivemindProtocol):  # type: ignore[misc]
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         if len(request.keys) > STORE_KEYS_MAX:
             raise ValueError(f"{len(request.keys)} keys at once; {STORE_KEYS_MAX} are the most")
+        DHTID.from_bytes(request.peer.node_id)
         self.storage.sender = context.remote_id  # nothing is awaited until all is stored
         return await super().rpc_store(request, context)
 

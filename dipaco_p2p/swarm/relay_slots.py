@@ -8,7 +8,7 @@ asked is libp2p's circuit relay v2 (hivemind/circuits.py). Rules, so that it sta
    which is how newcomers begin, and may come again after GUEST_REST_S; banned peers have none;
 3. each host has a few slots, and half of the circuits at most, the less the fewer are free: identities cost nothing,
    and hosts little;
-4. a circuit ends after so many bytes and so much time, and all of them share one limit of the line.
+4. a circuit ends after so many bytes and so much time, and all of them share one limit of the line, host by host.
 """
 
 from __future__ import annotations

@@ -452,3 +452,28 @@ async def test_a_circuit_that_carries_nothing_ends_all_the_same(is_banned: bool)
         assert not passing.done(), "it is looked at now and then"
     await clock.advance(circuits.LOOK_S)
     assert passing.done()
+
+
+async def test_one_host_with_many_circuits_leaves_half_of_the_line_to_another() -> None:
+    """Attack: keys at one address open the 128 circuits that it may have, and send what they can: all of the line but
+    a hundredth was theirs."""
+    clock = ManualClock()
+    slots = Slots(clock, RelayLimits(mbit=8.0))
+    target = Signer(bytes([250]) * 32).peer
+    slots.note([target], ())
+    slots.reserve(Caller(target))
+    relay, passing, ears = Relay(slots, nobody), list[asyncio.Task[None]](), list[Ear]()
+    for number in range(1, 22):
+        source = Caller(Signer(bytes([number]) * 32).peer, "203.0.113.7" if number < 21 else "198.51.100.7")
+        here, there, ear = StreamReader(), StreamReader(), Ear()
+        here.feed_data(bytes(2 * MIB))
+        ends: Any = [(here, Ear()), (there, ear)]
+        passing.append(asyncio.create_task(relay.pass_on(slots.open(source, target), *ends)))
+        ears.append(ear)
+    for _ in range(200):
+        await clock.advance(0.01)
+    passed = [len(ear.heard._buffer) for ear in ears]  # type: ignore[attr-defined]
+    assert 2 * MIB < sum(passed) < 3 * MIB and passed[-1] > sum(passed) / 3, passed
+    for task in passing:
+        task.cancel()
+    await asyncio.gather(*passing, return_exceptions=True)

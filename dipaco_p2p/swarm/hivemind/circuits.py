@@ -31,7 +31,7 @@ from ...errors import Refused, Unreachable
 from ...protocol.reasons import Reason
 from ...protocol.signing import PeerId, short
 from ..addresses import CIRCUIT, host_of, is_circuit
-from ..frames import Caller, Share
+from ..frames import Caller, Share, Turns
 from ..relay_slots import Circuit, Slots
 from ..streams import wait_hang_up
 
@@ -168,6 +168,8 @@ class Relay:
         self._open_stream = open_stream
         self._ways = slots.line(), slots.line()
         """From those who dial, and to them."""
+        self._turns = tuple(Turns(2, per_peer=1) for _ in self._ways)
+        """On these: a chunk of one host, then one of another, however many circuits each has."""
         self._ways_of: dict[Circuit, asyncio.Task[None]] = {}
         """One direction of each circuit: when it ends, so does the other."""
         self._asking = Share(HANDSHAKES_MAX, per_peer=HANDSHAKES_PER_PEER_MAX)
@@ -280,6 +282,7 @@ class Relay:
             while data := await reader.read(CHUNK_BYTES):
                 if not self.slots.carry(circuit, len(data)):
                     return
-                await self._ways[way].take(len(data))
+                async with self._turns[way].turn(circuit.source):
+                    await self._ways[way].take(len(data))
                 writer.write(data)
                 await writer.drain()

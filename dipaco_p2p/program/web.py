@@ -1,4 +1,4 @@
-"""Web pages over plain HTTP: uvicorn around an app, bounded in clients, and in their patience and words if asked.
+"""Web pages over plain HTTP: uvicorn around an app, bounded in clients and in their patience.
 
 Signals are the program's business. A server listens before it serves, so that a port that is taken is one clear line.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -23,6 +24,8 @@ from ..errors import EnvironmentUnfit
 
 CONNECTIONS_MAX = 200
 KEEP_ALIVE_S = 5
+READ_S = 30.0
+"""For what waits to be read by a client, which may be the rest of a page."""
 BACKLOG = 128
 
 PAGE_CLIENTS_MAX = 8
@@ -45,7 +48,8 @@ def listening(host: str, port: int, *, refused: str, hint: str) -> Iterator[sock
 
 async def serve_app(app: Starlette, listener: socket.socket) -> None:
     """Serve `app` on a socket that listens already, until cancelled."""
-    await _server(app, limit_concurrency=CONNECTIONS_MAX, log_level="warning").serve(sockets=[listener])
+    client = functools.partial(_Client, most=CONNECTIONS_MAX)
+    await _server(app, http=client, log_level="warning").serve(sockets=[listener])
 
 
 @contextlib.asynccontextmanager
@@ -66,7 +70,8 @@ async def page_served(
 
     app = Starlette(routes=[Route(path, page, methods=["GET"])], exception_handlers={HTTPException: problem})
     app.router.redirect_slashes = False
-    server = _server(app, http=_OneRequest, h11_max_incomplete_event_size=PAGE_HEAD_BYTES_MAX, log_level="error")
+    client = functools.partial(_Client, most=PAGE_CLIENTS_MAX, time_s=PAGE_CLIENT_S)
+    server = _server(app, http=client, h11_max_incomplete_event_size=PAGE_HEAD_BYTES_MAX, log_level="error")
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield
@@ -97,15 +102,46 @@ def _server(app: Starlette, **options: Any) -> _Server:
     )
 
 
-class _OneRequest(H11Protocol):
-    """Hangs up on one client too many, and on one that takes too long: uvicorn waits for a first request forever."""
+class _Client(H11Protocol):
+    """One of `most` connections. uvicorn waits for a request, and for a reader, for ever: so nobody keeps a place by
+    being silent. When all are taken, the one that has been there longest without a request gives way."""
+
+    def __init__(self, *given: Any, most: int, time_s: float | None = None, **options: Any) -> None:
+        """`time_s` is for all that the client says and reads; None: as long as it likes."""
+        super().__init__(*given, **options)
+        self._most, self._time_s = most, time_s
+        self._leaving: asyncio.TimerHandle | None = None
+        self._read_by: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
         super().connection_made(transport)
-        self._patience = self.loop.call_later(PAGE_CLIENT_S, transport.abort)
-        if len(self.connections) > PAGE_CLIENTS_MAX:
-            transport.abort()
+        self._began_s = self.loop.time()
+        if self._time_s is not None:
+            self._leaving = self.loop.call_later(self._time_s, transport.abort)
+        if len(self.connections) > self._most:
+            silent = [each for each in self.connections if isinstance(each, _Client) and each._is_silent]
+            min(silent, key=lambda each: each._began_s)._hang_up()  # ourselves, if all others are served
+
+    @property
+    def _is_silent(self) -> bool:
+        is_served = self.cycle is not None and not self.cycle.response_complete
+        return not is_served and not self.transport.get_write_buffer_size()
+
+    def _hang_up(self) -> None:
+        self.connections.discard(self)  # which `abort` does a moment later: others may come before
+        self.transport.abort()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._read_by = self.loop.call_later(READ_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._read_by is not None:
+            self._read_by.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._patience.cancel()
+        for timer in (self._leaving, self._read_by):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)

@@ -49,7 +49,7 @@ def listening(host: str, port: int, *, refused: str, hint: str) -> Iterator[sock
 async def serve_app(app: Starlette, listener: socket.socket) -> None:
     """Serve `app` on a socket that listens already, until cancelled."""
     client = functools.partial(_Client, most=CONNECTIONS_MAX)
-    await _server(app, http=client, log_level="warning").serve(sockets=[listener])
+    await _server(app, http=client).serve(sockets=[listener])
 
 
 @contextlib.asynccontextmanager
@@ -71,7 +71,7 @@ async def page_served(
     app = Starlette(routes=[Route(path, page, methods=["GET"])], exception_handlers={HTTPException: problem})
     app.router.redirect_slashes = False
     client = functools.partial(_Client, most=PAGE_CLIENTS_MAX, time_s=PAGE_CLIENT_S)
-    server = _server(app, http=client, h11_max_incomplete_event_size=PAGE_HEAD_BYTES_MAX, log_level="error")
+    server = _server(app, http=client, h11_max_incomplete_event_size=PAGE_HEAD_BYTES_MAX)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield
@@ -90,6 +90,7 @@ def _server(app: Starlette, **options: Any) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
+            log_level="error",  # a warning is what any client may cause, as often as it likes
             access_log=False,
             server_header=False,
             lifespan="off",

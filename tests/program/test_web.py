@@ -95,6 +95,20 @@ def test_silent_clients_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None
     served(scene)
 
 
+UPGRADE = GET.replace(b"\r\n\r\n", b"\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
+
+
+def test_no_request_makes_the_server_say_anything(capfd: pytest.CaptureFixture[str]) -> None:
+    """What it says goes where nothing bounds it: the journal, or a file of the coordinator's."""
+
+    async def scene(clients: Clients) -> None:
+        for request in (UPGRADE, b"\xff\r\n\r\n", GET):
+            assert await (await clients.come()).hears(request)
+
+    served(scene)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_who_reads_nothing_keeps_its_place_for_some_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "CONNECTIONS_MAX", 1)
     monkeypatch.setattr(web, "READ_S", 0.2)

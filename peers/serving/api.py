@@ -12,6 +12,7 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
@@ -71,6 +72,10 @@ HEADERS = {
 PAGES = {"": "index.html", "page.css": "page.css", "page.js": "page.js"}
 GONE = Response(status_code=499)
 """For whoever has hung up, and does not read it."""
+
+_OURS = re.compile(r"(?i)(127\.0\.0\.1|localhost|\[::1\])(:[0-9]+)?")
+"""The Host header of a request for this machine (`LOOPBACK`). Starlette's URL will not do: of a Host that it takes for
+malformed it says the address that was dialled, and browsers send `a{b.example`."""
 
 R = TypeVar("R")
 
@@ -228,7 +233,7 @@ class _Api:
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self._key.encode()):
                 raise Problem(401, "no key, or a wrong one: `Authorization: Bearer KEY`", code="invalid_api_key")
-        elif request.url.hostname not in LOOPBACK:
+        elif not _OURS.fullmatch(request.headers.get("host", LOOPBACK[0])):
             message = f"without a key only {', '.join(LOOPBACK)} may be asked for"
             raise Problem(403, message, code="wrong_host")
 

@@ -375,7 +375,7 @@ async def test_a_conversation_that_is_none_is_a_400(served: Served, messages: An
         ('{"prompt": "\\ud800"}', {}, 400),
         ('"' + "a" * BODY_BYTES_MAX + '"', {}, 413),
         ("{}", {"Content-Type": "text/plain"}, 415),
-        ("{}", {"Host": "evil.example"}, 403),
+        *(("{}", {"Host": host}, 403) for host in ("evil.example", "a{b.evil.example:8000", 'a"b.example', "[", "")),
     ],
 )
 @over_http

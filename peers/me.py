@@ -152,15 +152,22 @@ async def show_me(text: str, home: Path, *, expected: str | None, is_whole: bool
     console = Console()
     console.print(f"volunteer {me}")
     print_name(me, beat, decreed, console)
-    for run, modules in zip(stages, accounts, strict=True):
-        console.print(_table(run, modules, is_whole=is_whole))
-    for line in explained([module for modules in accounts for module in modules]):
-        console.print(line)
-    for line in standings_explained(accounts[-1], audited=stages[-1].config.audited):  # of earlier ones nothing follows
-        console.print(line)
-    _print_sum([module for modules in accounts for module in modules], stages[-1], console, now_s=clock.now_s())
+    print_accounts(stages, accounts, console, is_whole=is_whole, now_s=clock.now_s())
     if line := keeping_line(keeping, me, now_s=clock.now_s()):
         console.print(line)
+
+
+def print_accounts(
+    stages: Sequence[Run], accounts: Sequence[list[ModuleAccount]], console: Console, *, is_whole: bool, now_s: float
+) -> None:
+    """Those of each stage, what explains them, and their sum. Reasons are leaders' words, which are no markup."""
+    modules = [module for found in accounts for module in found]
+    for run, found in zip(stages, accounts, strict=True):
+        console.print(_table(run, found, is_whole=is_whole), markup=False)
+    # Of the standings in earlier stages nothing follows.
+    for line in (*explained(modules), *standings_explained(accounts[-1], audited=stages[-1].config.audited)):
+        console.print(line, markup=False)
+    _print_sum(modules, stages[-1], console, now_s=now_s)
 
 
 def print_name(me: PeerId, beat: Heartbeat | None, decreed: Decreed, console: Console) -> None:

@@ -34,6 +34,7 @@ from peers.me import (
     account,
     explained,
     keeping_line,
+    print_accounts,
     print_name,
     read_receipts,
     show_me,
@@ -79,6 +80,17 @@ def test_a_receipt_is_counted_waits_or_is_not_counted(archive: tuple[Run, Chains
 def test_a_stranger_has_nothing(archive: tuple[Run, Chains]) -> None:
     run, chains = archive
     assert all(not one.counted and one.credit == 0 for one in account(run, chains, [], {}, signer(99).peer))
+
+
+def test_a_leaders_reason_is_shown_as_it_was_said(archive: tuple[Run, Chains]) -> None:
+    run, chains = archive
+    me, [module, *_] = next(iter(authors(chains))), list(chains)
+    reason = "[/b][link=http://e.example]late"
+    found = account(run, chains, [], {"ab" * 32: (module, 0)}, me)
+    found = [replace(one, reasons={"ab" * 32: reason}) if one.module == module else one for one in found]
+    console = Console(file=io.StringIO(), width=200)
+    print_accounts([run], [found], console, is_whole=True, now_s=0.0)
+    assert cast(io.StringIO, console.file).getvalue().count(reason) == 2, "in the table, and below it"
 
 
 def test_receipts_come_from_the_history(tmp_path: Path) -> None:

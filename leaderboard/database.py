@@ -181,6 +181,7 @@ STATEMENTS = {
     "record": "INSERT OR REPLACE INTO records (kind, id, run, module, number, sealed) VALUES (?, ?, ?, ?, ?, ?)",
     "drop": "DELETE FROM records WHERE kind = ? AND id = ?",
     "witness": "INSERT OR IGNORE INTO witnessed (kind, id, run, module, number, sealed) VALUES (?, ?, ?, ?, ?, ?)",
+    "forget": "DELETE FROM witnessed WHERE kind = ? AND id = ?",
     "seen": "INSERT OR IGNORE INTO first_seen (id, at_s) VALUES (?, ?)",
     "heartbeat": "INSERT OR REPLACE INTO heartbeats (peer, role, doing, at_s, name, team) VALUES (?, ?, ?, ?, ?, ?)",
     "path": "INSERT OR REPLACE INTO path_states (run, path, state, since_s) VALUES (?, ?, ?, ?)",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ from dipaco_p2p.protocol.documents import (
     Rejection,
     Sealed,
     Share,
+    document_id,
     is_cosigned,
     is_signed,
     rejected,
@@ -40,7 +42,7 @@ from leaderboard.chains import Reason, Refusals
 from .chains import Chain, Published
 
 RECEIPTS_MAX = 100_000
-"""Per stage; older rounds are forgotten first."""
+"""Per stage. The module that has most forgets the older half of its own: a leader signs as many as it likes."""
 REJECTIONS_MAX = 20_000
 """Per stage: what a leader says in a whole run, if it makes them up."""
 
@@ -349,12 +351,20 @@ class Stage:
         if receipt.round > self.run.rounds:
             self.refusals.note(Reason.SUCCESSOR, sealed.id)
             return
+        if known is not None:
+            self._forget(known)
         self.receipts[receipt.contribution] = receipt
         self._keep("witness", "receipt", sealed.id, receipt.module, receipt.round, sealed)
         if len(self.receipts) > RECEIPTS_MAX:
-            oldest = sorted(self.receipts, key=lambda id_: self.receipts[id_].round)
-            for id_ in oldest[: RECEIPTS_MAX // 10]:
-                del self.receipts[id_]
+            of = Counter(one.module for one in self.receipts.values())
+            most = max(of, key=lambda module: of[module])
+            found = sorted((one for one in self.receipts.values() if one.module == most), key=lambda one: one.round)
+            for one in found[: -(-len(found) // 2)]:
+                self._forget(one)
+
+    def _forget(self, receipt: Receipt) -> None:
+        del self.receipts[receipt.contribution]
+        self._write(("forget", ("receipt", document_id(receipt))))
 
     def _keep_decree(self) -> None:
         """The newest one."""

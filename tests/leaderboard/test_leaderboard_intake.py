@@ -29,6 +29,7 @@ from dipaco_p2p.protocol.documents import DOCUMENT_BYTES_MAX, ModuleVersion, sea
 from dipaco_p2p.protocol.judgement import Judgement
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId, PathId
+from leaderboard import ledger
 from leaderboard.chains import REMEMBERED_MAX, Reason, Refusals
 from leaderboard.database import Database
 from leaderboard.ledger import Stage
@@ -354,6 +355,23 @@ def test_a_strangers_receipt_is_no_loss(bench: Bench) -> None:
     bench.take(*versions)
     bench.stage.take_receipts(MODULE, [bench.receipt("5" * 64, author=STRANGER)])
     assert bench.rows().losses == ()
+
+
+def test_the_receipts_that_one_leader_makes_up_push_out_its_own_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those of other modules, nor, in the file, the grants that were seen before."""
+    monkeypatch.setattr(ledger, "RECEIPTS_MAX", 10)
+    other, stage = ModuleId(2, 0), bench.stage
+    stage.take_receipts(other, [bench.receipt("a" * 64, module=other)])
+    for number in range(40):
+        stage.take_receipts(MODULE, [bench.receipt(f"{number:064x}", round_=number % 5)])
+        stage.take_receipts(MODULE, [bench.receipt("b" * 64, term=number)])
+    assert "a" * 64 in stage.receipts and len(stage.receipts) <= 10
+    with closing(Database.open(None)) as database:
+        database.write(stage.drain())
+        kinds = [kind for _, kind, *_ in dump(database, "witnessed")]
+    assert kinds.count("receipt") == len(stage.receipts) and "grant" in kinds
 
 
 # -- what is kept

@@ -325,8 +325,10 @@ class RunConfig:
     judging: JudgingConfig = added(JudgingConfig(judges=0))
 
     def __post_init__(self) -> None:
-        if not self.name.replace("-", "").replace("_", "").isalnum() or len(self.name) > 64:
-            raise ConfigError(f"a run cannot be called `{self.name}`", hint="use up to 64 letters, digits, `-` and `_`")
+        bare = self.name.replace("-", "").replace("_", "")
+        if not (bare.isascii() and bare.isalnum()) or len(self.name) > 64:  # as a ticket can say it
+            hint = "use up to 64 letters without accents, digits, `-` and `_`"
+            raise ConfigError(f"a run cannot be called `{self.name}`", hint=hint)
         if self.model.context <= PREFIX_TOKENS * 2:
             raise ConfigError(
                 f"a context of {self.model.context} leaves nothing to learn after the first {PREFIX_TOKENS} tokens"

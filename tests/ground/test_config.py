@@ -122,8 +122,8 @@ def test_an_untied_head_may_have_a_level_of_its_own() -> None:
     assert ModelConfig(tied=False, levels=levels).topology == Topology((1, 2, 1))
 
 
-@pytest.mark.parametrize("name", ["", "-", "a b", "a/b", "a.b", "a\n", "a" * 65])
-def test_a_name_that_is_no_file_name_is_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["", "-", "a b", "a/b", "a.b", "a\n", "a" * 65, "gr\u00f6\u00dfe", "\u0661"])
+def test_a_name_that_no_file_or_ticket_can_have_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="a run cannot be called"):
         RunConfig(name=name)
 

@@ -116,6 +116,8 @@ class Collector:
         )
         self._polls = 0
         self._unwritten: list[Write] = []
+        self._said: list[Write] = []
+        """What the newest poll heard of who lives: the next one hears it again, so nothing of it waits for the disk."""
 
     @property
     def stages(self) -> Sequence[Stage]:
@@ -226,11 +228,10 @@ class Collector:
         now_s = self._clock.now_s()
         live = read_live(pull.watch, self._live, now_s=now_s)
         self._live = replace(live, path_states=self._since(stage, live, now_s=now_s))
+        self._said = [] if live.heard_s is None else [("heard", (live.heard_s,))]
         for peer, beat in pull.watch.heartbeats.items():
             doing, said = live.volunteers.get(peer, ""), live.names.get(peer, ("", ""))
-            self._unwritten.append(("heartbeat", (peer, beat.role, doing, now_s, *said)))
-        if live.heard_s is not None:
-            self._unwritten.append(("heard", (live.heard_s,)))
+            self._said.append(("heartbeat", (peer, beat.role, doing, now_s, *said)))
 
     def _since(self, stage: Stage, live: Live, *, now_s: float) -> dict[PathId, tuple[str, float]]:
         """The state of each path, and since when."""
@@ -249,10 +250,10 @@ class Collector:
         for stage in self._stages:
             self._unwritten += stage.drain()
         refused = [("refused", (reason, count)) for reason, count in self._refusals.counts.items()]
-        writes = [*self._unwritten, *refused]
+        count = len(self._unwritten)
         try:
-            await asyncio.to_thread(self._database.write, writes)
-            self._unwritten = self._unwritten[len(writes) - len(refused) :]
+            await asyncio.to_thread(self._database.write, [*self._unwritten, *self._said, *refused])
+            self._unwritten = self._unwritten[count:]
             if self._polls % PRUNE_POLLS == 0:
                 await asyncio.to_thread(self._database.prune)
         except sqlite3.Error as error:

@@ -298,6 +298,9 @@ async def test_a_disk_that_refuses_for_a_while_loses_nothing(swarm: Swarm, monke
     with monkeypatch.context() as patch:
         patch.setattr(swarm.database, "write", full)
         assert shown(await swarm.look()) == [(1, Mark.VERIFIED)]
+        waiting = len(swarm.collector._unwritten)
+        await swarm.look()
+        assert len(swarm.collector._unwritten) == waiting, "heartbeats, of which each poll brings more, do not wait"
     assert dump(swarm.database, "records") == []
     await swarm.look()
     assert [row[0] for row in dump(swarm.database, "records")] == ["manifest", "version"]

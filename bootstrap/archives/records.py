@@ -84,13 +84,12 @@ class PublicRecords:
         return _read(self._store, Judgement, name)
 
     async def _on_judgements(self, sender: PeerId, request: GetJudgements) -> Page[Judgement]:
-        begin = _name(request.from_)
-        names = (name for name in self._store.documents("judgement-") if name >= begin)
-        return stored_reply(data for name in names if (data := self._store.read_document(name)) is not None)
+        rounds = range(request.from_, self._archive.complete_version + 1)
+        return stored_reply(self._store.read_document(_name(number)) for number in rounds)
 
     async def _on_contributions(self, sender: PeerId, request: GetContributions) -> Page[Contribution]:
         """Those of the asked ids that are here, in the same order; as many as fit."""
-        return stored_reply(data for id_ in request.ids if (data := self._archive.find_stored(id_)) is not None)
+        return stored_reply(map(self._archive.find_stored, request.ids))
 
 
 def judgement_of(evaluator: Evaluator, evaluation: RoundEvaluation, *, at_s: float, signer: Signer) -> Judgement:
@@ -195,8 +194,8 @@ class Checks:
         place = bisect.bisect_left(self._numbers, request.from_)
         page = self._numbers[place : place + PAGE_MAX]
         following = page[-1] + 1 if page else self._next
-        stored = (self._store.read_document(_check_name(number)) for number in page)
-        return CheckPage(next=following, body=stored_reply(data for data in stored if data is not None).body)
+        texts = (self._store.read_document(_check_name(number)) for number in page)
+        return CheckPage(next=following, body=stored_reply(texts).body)
 
     def _judge(self, sender: PeerId, sealed: Sealed[Check]) -> bool:
         """Whether it is news; raises Refused for what is not kept."""

@@ -289,4 +289,4 @@ class Keeper:
         return Proven(proof=proof(request.nonce, self._node.peer, part))
 
     async def _on_contributions(self, sender: PeerId, request: GetContributions) -> Page[Contribution]:
-        return stored_reply(data for id_ in request.ids if (data := self.archive.find_stored(id_)) is not None)
+        return stored_reply(map(self.archive.find_stored, request.ids))

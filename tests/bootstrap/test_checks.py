@@ -18,10 +18,12 @@ from bootstrap.archives.records import Checks, PublicRecords
 from bootstrap.coordinator.resharding import Resharding
 from dipaco_p2p.config import WarmupConfig
 from dipaco_p2p.errors import ConfigError, IntegrityError, Refused, Unreachable
+from dipaco_p2p.node.calls import GetChecks, GetContributions, GetJudgements
 from dipaco_p2p.node.measuring import Measuring
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
-from dipaco_p2p.protocol.documents import Sealed, seal, unseal
+from dipaco_p2p.protocol import documents
+from dipaco_p2p.protocol.documents import Contribution, Sealed, seal, unseal
 from dipaco_p2p.protocol.judgement import OF_AUTHOR_MAX, OF_PATH_MAX, OF_STRANGERS_MAX, Check, Judgement
 from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.signing import Signer
@@ -188,6 +190,31 @@ class Keeper:
             found, begin = found + page, reply.header["next"]
             if not page:
                 return found
+
+
+async def test_what_is_sent_to_strangers_is_not_checked_for_each_of_them(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = RunFolder(played.folder)
+    run, store, me = source.open(GRID), source.store(GRID), signer(1).peer
+    assert run is not None
+    archive = SeedArchive(run, store)
+    records = PublicRecords(store, archive)
+    checks = Checks(run, store, archive, judged=records.judgement, is_alive=lambda peer: True)
+    works = tuple(sorted({id_ for ledger in archive.ledgers.values() for id_ in ledger.counted}))[:64]
+
+    def dear(*_: object) -> Any:
+        raise AssertionError("half a second a page, in which the coordinator does nothing else")
+
+    monkeypatch.setattr(documents, "verify", dear)
+    monkeypatch.setattr(Store, "documents", dear)
+    judgements = await records._on_judgements(me, GetJudgements(from_=1))
+    assert json.loads(judgements.body) == played.documents("judgement")[1:]
+    assert json.loads((await checks._on_checks(me, GetChecks(from_=0))).body) == played.documents("check")
+    found = json.loads((await records._on_contributions(me, GetContributions(ids=("0" * 64, *works)))).body)
+    assert len(found) == len(works) > 0
+    monkeypatch.undo()
+    assert [unseal(Contribution, value).id for value in found] == list(works)
 
 
 async def test_a_disagreement_is_kept_like_any_other_and_the_same_again_changes_nothing(

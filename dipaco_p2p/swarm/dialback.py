@@ -30,7 +30,8 @@ DIAL_BACK_S = 4.0
 DIAL_BACK_EVERY_S = 10.0
 """For one peer."""
 DIAL_BACK_PER_HOST = 4
-"""In the same time, for all who come from one host: identities are free, and some homes have several volunteers."""
+"""In the same time, for all who come from one host, or one IPv6 /48 network: identities are free, and some homes have
+several volunteers."""
 DIAL_BACK_AT_ONCE = 4
 DIAL_BACK_REMEMBERED = 256
 ASK_TIMEOUT_S = 10.0
@@ -67,18 +68,19 @@ class DialBack:
     async def answer(self, sender: PeerId, request: DialBackMe) -> DialedBack:
         """Dial the sender back once; raises Refused."""
         self._take(sender, most=1)
-        hosts = []
+        found = []
         for place in await self._places(sender):
             with contextlib.suppress(ConfigError):
-                hosts.append(read_place(place)[0])
-        if not hosts:
+                found.append((read_place(place)[0], place))
+        if not found:
             raise Refused("no direct connection shows where you are", reason=Reason.UNREACHABLE)
-        self._take(hosts[0], most=DIAL_BACK_PER_HOST)
+        host, place = found[0]
+        self._take(host_of(place) or host, most=DIAL_BACK_PER_HOST)
         if self._open >= DIAL_BACK_AT_ONCE:
             raise Refused("others are dialled back just now", reason=Reason.BUSY)
         self._open += 1
         try:
-            return DialedBack(reached=await self._greets(hosts[0], request.port), host=hosts[0])
+            return DialedBack(reached=await self._greets(host, request.port), host=host)
         finally:
             self._open -= 1
 

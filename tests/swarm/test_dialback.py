@@ -90,6 +90,15 @@ async def test_many_names_at_one_host_are_not_served_more_than_a_home() -> None:
     assert await wires.ask(peer(99)) == "True"
 
 
+async def test_all_addresses_of_one_ipv6_network_count_as_one_host() -> None:
+    """Attack: three of them whose ports swallow what comes keep all that is dialled at once busy, for ever."""
+    wires = Wires()
+    for number in range(10):
+        wires.of[peer(number)] = [f"/ip6/2001:db8:7:{number}::{number + 1}/tcp/50123"]
+    assert [await wires.ask(peer(number)) for number in range(10)].count("busy") == 10 - DIAL_BACK_PER_HOST
+    assert len(wires.dialled) == DIAL_BACK_PER_HOST
+
+
 async def test_few_are_dialled_at_once_and_the_rest_is_told() -> None:
     wires = Wires()
     wires.hold = asyncio.Event()

@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 from hivemind.dht.crypto import DHTRecord
+from hivemind.dht.node import Blacklist
 from hivemind.dht.protocol import DHTProtocol as HivemindProtocol
 from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.storage import DictionaryDHTValue
@@ -223,12 +224,13 @@ async def test_a_node_that_cannot_be_pinged_takes_nobody_elses_place_away() -> N
     assert table.get(node_id=place("node 3")) is None
 
 
-async def a_node(monkeypatch: pytest.MonkeyPatch, guard: RecordGuard) -> Protocol:
+async def a_node(monkeypatch: pytest.MonkeyPatch, guard: RecordGuard, *, blacklist: Any = None) -> Protocol:
     install()
     protocol = a_protocol(guard)
     protocol.routing_table = SimpleNamespace(get_nearest_neighbors=lambda *_, **__: [])
     monkeypatch.setattr(protocol, "rpc_ping", mock.AsyncMock())
-    monkeypatch.setattr(dht.DHTNode, "create", mock.AsyncMock(return_value=SimpleNamespace(protocol=protocol)))
+    node = SimpleNamespace(protocol=protocol, blacklist=blacklist or mock.Mock())
+    monkeypatch.setattr(dht.DHTNode, "create", mock.AsyncMock(return_value=node))
     await dht.create_node(mock.Mock(), guard, client_mode=False, on_found=mock.Mock())
     return protocol
 
@@ -272,6 +274,19 @@ async def test_what_is_asked_for_again_is_packed_once_until_it_changes(monkeypat
     assert packed == [1, 2, 3]
     now_s += 12
     assert await told(protocol) and packed == [1, 2, 3, 3], "the first has expired by now"
+
+
+async def test_of_nodes_that_do_not_answer_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: a node answers each search with others that it makes up, and something of each was kept for good."""
+    monkeypatch.setattr(dht, "SILENT_MAX", 20)
+    silent = Blacklist(5.0, 2.0)
+    await a_node(monkeypatch, new_guard(), blacklist=silent)
+    for number in range(100):
+        silent.register_failure(f"made up {number}")  # type: ignore[arg-type]
+    assert len(silent.ban_counter) == len(silent.banned_peers) == 20
+    assert "made up 99" in silent and "made up 3" not in silent
+    silent.register_success("made up 99")  # type: ignore[arg-type]
+    assert "made up 99" not in silent and len(silent.ban_counter) == 19
 
 
 async def test_a_malformed_node_id_is_refused_and_fails_in_no_task(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,8 @@ NEAREST = 2 * REPLICAS
 """Nodes that a read asks, all at once so that requests to the same node go together: those that keep the key's
 replicas, and as many that came nearer since it was written."""
 STORE_KEYS_MAX = 1024
+SILENT_MAX = 4096
+"""Nodes without an answer that are remembered, so as not to ask them soon again."""
 SUBKEYS_MAX = KEY_RECORDS_MAX
 ENTRY_BYTES_MIN = KEY_BYTES_MAX // SUBKEYS_MAX
 """What an entry has room for from the start: in a full key, too, it can be renewed by one that is longer."""
@@ -99,12 +101,23 @@ async def create_node(p2p: P2P, guard: RecordGuard, *, client_mode: bool, on_fou
     )
     node.protocol.storage = node.protocol.cache = Storage(guard)
     node.protocol.on_found = on_found
+    node.blacklist.ban_counter, node.blacklist.banned_peers.maxsize = _Silences(), SILENT_MAX
     return node
 
 
 def hash_key(key: str) -> bytes:
     """Where `key` is in the DHT."""
     return bytes(DHTID.generate(source=key).to_bytes())
+
+
+class _Silences(Counter[PeerID]):
+    """How often each node gave no answer; of those that are remembered the first gives way. hivemind counts for good,
+    and whoever answers searches with nodes that it makes up has them all counted."""
+
+    def __setitem__(self, peer: PeerID, count: int) -> None:
+        super().__setitem__(peer, count)
+        if len(self) > SILENT_MAX:
+            del self[next(iter(self))]
 
 
 class _Validator(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no types.

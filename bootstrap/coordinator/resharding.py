@@ -204,9 +204,9 @@ class Resharding:
         return tuple(self._evaluator.version(module, round_number).snapshot for module in path.modules())
 
     def _missing(self, number: int) -> list[PathId]:
-        # By name: this is asked twice a second, and what is there was checked when it came.
-        scored = set(self._node.store.documents(f"scores-{number}-"))
-        return [path for path in self._run.topology.paths() if _name(number, path) not in scored]
+        # Each by its name: strangers ask for this too, and to list a folder with 20,000 documents takes 0.2 s.
+        store = self._node.store
+        return [path for path in self._run.topology.paths() if not store.written_ns(_name(number, path))]
 
     def _scores(self, number: int, path: PathId) -> Sealed[Scores] | None:
         data = self._node.store.read_document(_name(number, path))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from dipaco_p2p.protocol.documents import (
 )
 from dipaco_p2p.protocol.judgement import IN_ALL_MAX, OF_PATH_MAX, Check, Judgement
 from dipaco_p2p.protocol.manifest import STAGES
-from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.protocol.signing import VALUES_MAX, PeerId
 from dipaco_p2p.topology import ModuleId, PathId
 from leaderboard.chains import Reason, Refusals
 
@@ -140,6 +140,8 @@ class Stage:
                 self.refusals.note(Reason.RUN, sealed.id)
             elif not self._fits_grid(judgement):
                 self.refusals.note(Reason.MODULE, sealed.id)
+            elif not all(0.0 <= loss <= VALUES_MAX for loss in _losses(judgement)):  # no page could draw it
+                self.refusals.note(Reason.MALFORMED, sealed.id)
             elif self._is_news(sealed):
                 self.judgements[judgement.version] = sealed
                 self._keep("record", "judgement", sealed.id, "", judgement.version, sealed)
@@ -380,6 +382,12 @@ class Stage:
     def _write(self, write: Write) -> None:
         self.changes += 1
         self._writes.append(write)
+
+
+def _losses(judgement: Judgement) -> Iterator[float]:
+    yield judgement.loss
+    yield from (found.loss for found in judgement.modules)
+    yield from (loss for found in judgement.paths for loss in (found.loss, found.holdout_loss) if loss is not None)
 
 
 def _is_share(document: Contribution, share: Share) -> bool:

@@ -278,9 +278,17 @@ def test_of_two_judgements_of_a_round_the_later_one_counts_in_either_order(bench
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"run": "0" * 64}, Reason.RUN), ({"version": 1000}, Reason.MODULE), ({"paths": "twice"}, Reason.MODULE)],
+    [
+        ({"run": "0" * 64}, Reason.RUN),
+        ({"version": 1000}, Reason.MODULE),
+        ({"paths": "twice"}, Reason.MODULE),
+        ({"loss": 1e308}, Reason.MALFORMED),
+        ({"loss": -1.0}, Reason.MALFORMED),
+    ],
 )
-def test_a_judgement_of_something_else_is_refused(bench: Bench, change: dict[str, Any], reason: Reason) -> None:
+def test_a_judgement_of_something_else_or_of_no_loss_is_refused(
+    bench: Bench, change: dict[str, Any], reason: Reason
+) -> None:
     sealed: Any = bench.judgement(1, "0" * 64)
     if "paths" in change:
         change = {"paths": sealed.document.paths * 2}

@@ -200,9 +200,10 @@ class Mandates:
         return grant.term if grant else 0
 
     def best_head(self, module: ModuleId, heads: Mapping[PeerId, Head]) -> tuple[PeerId, Head] | None:
-        """The leader to follow among heads that are believed: the one whose mandate comes before all others' here."""
-        known = sorted(self._known[module], key=self._rank)
-        places = {mandate[-1].signature: place for place, mandate in enumerate(known)}
+        """The leader to follow among heads that are believed: the one whose mandate comes before all others' here. Who
+        was granted the module before the coordinator's last grant leads no more, though nobody else may do so yet."""
+        known, last = sorted(self._known[module], key=self._rank), self.newest(module)[:1]
+        places = {mandate[-1].signature: place for place, mandate in enumerate(known) if mandate[:1] == last}
         shown = [item for item in heads.items() if item[1].grant in places]
         return max(shown, key=lambda item: places[item[1].grant], default=None)
 

@@ -58,6 +58,20 @@ def by_member(
     )
 
 
+def head_of(sealed: Sealed[Grant]) -> Head:
+    """What its leader says."""
+    grant = sealed.document
+    return Head(
+        version=0,
+        digest="0" * 64,
+        term=grant.term,
+        mirrors=grant.mirrors,
+        after=grant.after,
+        granted_by=grant.author,
+        grant=sealed.signature,
+    )
+
+
 def test_nobody_is_believed_at_first(mandates: Mandates) -> None:
     assert mandates.newest(MODULE) == () and mandates.grant(MODULE) is None and mandates.term(MODULE) == 0
 
@@ -112,16 +126,7 @@ def test_what_the_coordinator_granted_in_another_stage_is_not_believed(
 
 def test_a_head_shows_the_very_grant_that_was_signed(run: Run, mandates: Mandates) -> None:
     for sealed in (first(run), by_member(run, MIRROR, mirrors=(LEADER.peer,))):
-        grant = sealed.document
-        head = Head(
-            version=0,
-            digest="0" * 64,
-            term=grant.term,
-            mirrors=grant.mirrors,
-            after=grant.after,
-            granted_by=grant.author,
-            grant=sealed.signature,
-        )
+        grant, head = sealed.document, head_of(sealed)
         assert grant_of(head, run=run.id, module=MODULE, leader=grant.leader) == sealed
         assert mandates.believes(MODULE, grant_of(head, run=run.id, module=MODULE, leader=grant.leader))
         assert not mandates.believes(MODULE, grant_of(head, run=run.id, module=MODULE, leader=STRANGER.peer))
@@ -166,6 +171,20 @@ def test_a_friend_of_a_banned_member_is_followed_no_longer_than_until_the_coordi
     friend = [by_member(run, MIRROR, leader=STRANGER), by_member(run, STRANGER, term=3, leader=STRANGER)]
     mandates.learn(MODULE, [first(run), *friend])
     assert mandates.leader(MODULE) == LEADER.peer
+
+
+def test_who_led_before_the_coordinators_last_grant_leads_no_more_though_nobody_else_does(
+    run: Run, mandates: Mandates
+) -> None:
+    """Attack: when the leader died and no seed node lived, a head of somebody who had led long before kept everybody
+    from taking over: they saw a leader that lives."""
+    mandates.learn(MODULE, [first(run)])
+    heads = {LEADER.peer: head_of(first(run))}
+    assert mandates.best_head(MODULE, heads) == (LEADER.peer, heads[LEADER.peer])
+    mandates.learn(MODULE, [latest := granted(run, MODULE, term=2, leader=STRANGER.peer)])
+    assert mandates.best_head(MODULE, heads) is None
+    heads[STRANGER.peer] = head_of(latest)
+    assert mandates.best_head(MODULE, heads) == (STRANGER.peer, heads[STRANGER.peer])
 
 
 def test_an_older_mandate_changes_nothing(run: Run, mandates: Mandates) -> None:

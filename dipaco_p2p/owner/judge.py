@@ -51,6 +51,9 @@ SHARDS_KEPT = 2
 FETCHED_AT_ONCE = 4
 """Works, each of another author: what they name is in memory until they are measured."""
 
+TURN_S = 5.0
+"""So long a leader that was sent away keeps its turn for an audit: it asks again every second, and goes elsewhere once
+another auditor is free."""
 AUDIT_WAIT_S = 5.0
 """An auditor that needs longer says so; else its caller could not tell it from one whose line is cut."""
 Repeat = Callable[[Contribution, Sequence[Floats], Sequence[Compressed], Shard], Awaitable[Repetition]]
@@ -89,6 +92,10 @@ class Judge:
         self._repeat = repeat
         self._audits: dict[str, asyncio.Task[Sealed[Appraisal]]] = {}
         self._measure = partial(measured_gains, device=device) if measure is None else measure
+        self._turns: dict[PeerId, int] = {}
+        """By leader, the number of its last audit here."""
+        self._sent_away: dict[PeerId, float] = {}
+        """When leaders came for an audit and had to go."""
         self._lock = asyncio.Lock()
         self._fetching = asyncio.Semaphore(FETCHED_AT_ONCE)
         self._fetching_of: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()
@@ -121,8 +128,7 @@ class Judge:
         if self._repeat is None:
             raise Refused("nothing is repeated here", reason=Reason.OTHER)
         if work not in self._audits:
-            if not all(task.done() for task in self._audits.values()):
-                raise Refused("another work is being repeated here", reason=Reason.FULL)
+            self._take_turn(self._node.mandates.leader(contribution.module))
             self._audits[work] = asyncio.create_task(self._audit(contribution, self._repeat))
             for old in list(self._audits)[:-REMEMBERED]:
                 self._audits.pop(old).cancel()
@@ -133,6 +139,18 @@ class Judge:
         if task.cancelled() or task.exception() is not None:
             self._audits.pop(work, None)
         return await task
+
+    def _take_turn(self, leader: PeerId) -> None:
+        """Raise Refused while another work is being repeated, or if another leader waits that had its last turn before
+        this one: else a leader that always has one more work would keep us from all others' audits."""
+        now_s, turn = self._node.clock.now_s(), self._turns.get(leader, -1)
+        self._sent_away = {peer: at_s for peer, at_s in self._sent_away.items() if now_s < at_s + TURN_S}
+        is_before = any(self._turns.get(peer, -1) < turn for peer in self._sent_away if peer != leader)
+        if is_before or not all(task.done() for task in self._audits.values()):
+            self._sent_away[leader] = now_s
+            raise Refused("another work is being repeated here, or comes first", reason=Reason.FULL)
+        self._sent_away.pop(leader, None)
+        self._turns[leader] = max(self._turns.values(), default=-1) + 1
 
     def close(self) -> None:
         """Repeat nothing any more."""

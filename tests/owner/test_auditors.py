@@ -12,13 +12,15 @@ from audit_scene import SAME, Auditors, AuditScene
 from judging_scene import GOOD, OTHER_PATH, PATH
 from virtual_time import eventually
 
+from dipaco_p2p.errors import Refused
 from dipaco_p2p.owner import trials
-from dipaco_p2p.owner.judge import Judge
+from dipaco_p2p.owner.judge import TURN_S, Judge
 from dipaco_p2p.owner.trials import Trials
 from dipaco_p2p.protocol.documents import Contribution, Sealed, seal
 from dipaco_p2p.protocol.gate import Appraisal
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.standing import Findings
+from simulation.training import toy_gains
 
 Play = Callable[[Callable[[AuditScene], Any]], None]
 
@@ -58,6 +60,45 @@ def test_two_works_are_repeated_by_two_auditors_at_once(audit_scene: Play, monke
         assert {audit.by for audit in on.owner.head.audits} == set(order[:2])
 
     monkeypatch.setattr(trials, "AGAIN", 0.0)
+    audit_scene(act)
+
+
+def test_a_leader_with_ever_more_works_keeps_no_auditor_from_others(
+    audit_scene: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack: the leader of one module asked for an audit of a work that it made up whenever the last one had ended.
+    Others heard that the auditor was at work, each time, and nobody audited the work in their modules."""
+
+    async def act(on: AuditScene) -> None:
+        node = on.world.leaders[1].node
+        judge = Judge(node, measure=toy_gains, repeat=on.auditors)
+        leaders = dict(zip(on.run.topology.modules(), ("hostile", "honest", "also hostile"), strict=False))
+        monkeypatch.setattr(node.mandates, "leader", leaders.__getitem__)
+        work = (await on.work(await on.author(60), GOOD)).document
+        number = work.tokens
+        monkeypatch.setattr(Judge, "_audit", lambda *parts: on.auditors.may_end.wait())
+
+        async def asks(leader: str) -> bool:
+            """Whether it gets an audit of one more work."""
+            nonlocal number
+            number -= 1
+            module = next(module for module, name in leaders.items() if name == leader)
+            try:
+                await judge.appraise(replace(work, module=module, tokens=number), is_audit=True)
+            except Refused as refused:
+                return refused.reason == Reason.BUSY
+            return True
+
+        on.auditors.may_end.clear()
+        assert await asks("hostile") and not await asks("honest")
+        on.auditors.may_end.set()
+        await asyncio.sleep(1.0)
+        assert not await asks("hostile") and await asks("also hostile")
+        assert not await asks("also hostile") and not await asks("hostile") and await asks("honest")
+        assert await asks("hostile")
+        await asyncio.sleep(TURN_S)
+        assert await asks("hostile"), "nobody else has come for a while"
+
     audit_scene(act)
 
 

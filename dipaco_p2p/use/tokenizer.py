@@ -10,6 +10,7 @@ run may have: `train_tokenizer` writes it, or a checkpoint of Llama's kind has i
 
 from __future__ import annotations
 
+import codecs
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -94,7 +95,7 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for (UTF-8): perhaps half a character. `<|end|>` for the end of a document."""
-        letters = str(self._bpe.id_to_token(token))
+        letters = self._bpe.id_to_token(token) or ""
         return END.encode() if token == END_ID else bytes(_bytes_of_letters()[letter] for letter in letters)
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
@@ -180,23 +181,12 @@ class Pieces:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._waiting: list[int] = []
-        self._printed = 0
-        """Characters of the waiting tokens that were given already."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, token: int) -> str:
         """What can be printed now that `token` is there."""
-        self._waiting.append(token)
-        text = self._tokenizer.decode(self._waiting)
-        if not text.endswith(HALF_CHARACTER):
-            return self.rest()
-        # Only the last one may still become another character.
-        piece, self._printed = text[self._printed : -1], len(text) - 1
-        return piece
+        return self._decoder.decode(self._tokenizer.token_bytes(token))
 
     def rest(self) -> str:
         """What is left at the end."""
-        piece = self._tokenizer.decode(self._waiting)[self._printed :]
-        self._waiting.clear()
-        self._printed = 0
-        return piece
+        return self._decoder.decode(b"", final=True)

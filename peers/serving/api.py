@@ -45,6 +45,8 @@ PROMPTS_MAX = 64
 TOKENS_MAX = 4096
 """Of one text."""
 TOP_MAX = 20
+CHANCES_MAX = 1 << 17
+"""That one answer tells of. Each takes some 100 bytes until it is sent, and time in which nobody else is answered."""
 STOPS_MAX = 4
 STOP_CHARS_MAX = 64
 RETRY_AFTER_S = 5
@@ -168,6 +170,11 @@ class _Api:
 
     async def _answer(self, request: Request, body: dict[str, Any], answer: Answer) -> Response:
         """All of it, or as it comes; in both cases a problem before the first token is a status of its own."""
+        tops = ((1 + one.top, one) for one in answer.asked if one.top is not None)
+        told = sum(each * (one.count + one.has_echo * len(one.tokens)) for each, one in tops)
+        if told > CHANCES_MAX:
+            message = f"{told} log-probabilities are asked for, limit {CHANCES_MAX}: ask for fewer, or for fewer texts"
+            raise Problem(400, message, code="invalid_value", param="logprobs")
         deltas = self._deltas(answer)
         if not _flag(body, "stream"):
             async with aclosing(deltas):

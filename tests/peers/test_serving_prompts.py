@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from serving_harness import CONTEXT, PROMPT, TOKENIZER, make_served
 
 from dipaco_p2p.use.folder import RunFolder
 from dipaco_p2p.use.served import FolderPlace
-from dipaco_p2p.use.tokenizer import Tokenizer
+from dipaco_p2p.use.tokenizer import HALF_CHARACTER, Pieces, Tokenizer
 from peers.serving.api import make_app
 from peers.serving.engine import Engine
 
@@ -70,6 +71,29 @@ def test_a_prompt_of_too_many_bytes_is_refused_before_it_is_cut_to_tokens(
 
     asyncio.run(ask())
     assert cut == [CONTEXT * LONGEST]
+
+
+def test_halves_of_characters_cost_no_more_than_other_tokens() -> None:
+    """Attack: a prompt of them, to be echoed; each was decoded with all before it, while nobody was answered."""
+    tokenizer = Tokenizer(TOKENIZER)
+    [half] = [token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == b"\x80"]
+    pieces, began_s = Pieces(tokenizer), time.process_time()
+    assert [pieces.add(half) for _ in range(20_000)] == [HALF_CHARACTER] * 20_000
+    assert time.process_time() - began_s < 5
+
+
+def test_more_chances_than_memory_should_hold_are_refused(tmp_path: Path) -> None:
+    """Attack: a request of 20 kB for 262,144 tokens and the 20 likeliest of each: 518 MB before anything was sent."""
+
+    async def ask() -> None:
+        async with client_of(tmp_path / "run") as client:
+            asked = {"model": "auto", "prompt": [PROMPT] * 64, "max_tokens": 4096, "logprobs": 20}
+            answer = await client.post("/v1/completions", json=asked)
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == "logprobs"
+            answer = await client.post("/v1/completions", json=asked | {"max_tokens": 1, "logprobs": 2})
+            assert answer.status_code == 200
+
+    asyncio.run(ask())
 
 
 def test_others_are_answered_while_a_prompt_is_cut_to_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

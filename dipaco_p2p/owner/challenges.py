@@ -24,6 +24,7 @@ import base64
 import json
 import logging
 import random
+from collections import defaultdict
 from collections.abc import Mapping
 from enum import Enum
 
@@ -96,6 +97,8 @@ class Challenges:
         """Up to which version as many as are wanted have proved all."""
         self._taken: dict[ModuleId, int] = {}
         """Up to which version the parts are taken down."""
+        self._took_s: dict[PeerId, float] = defaultdict(float)
+        """How long each keeper took at this look to prove versions."""
         self._new = asyncio.Event()
         self._asked = 0
         self._sealed: Sealed[KeepersCount] | None = self._read()
@@ -149,8 +152,13 @@ class Challenges:
 
         found = await asyncio.gather(*(asked(peer, wanted, ref) for peer, wanted, ref in drawn))
         answers = {peer: answer for (peer, _, _), answer in zip(drawn, found, strict=True)}
-        for module in self._archive.ledgers if self._wanted else ():
-            await self._confirm(module, answers)
+
+        async def confirmed(module: ModuleId) -> None:
+            async with gate:
+                await self._confirm(module, answers)
+
+        self._took_s.clear()
+        await asyncio.gather(*map(confirmed, self._archive.ledgers if self._wanted else ()))
         self._note(answers)
         if self.tested != before:
             self._sign()
@@ -246,14 +254,19 @@ class Challenges:
     async def _confirm(self, module: ModuleId, answers: dict[PeerId, list[Answer]]) -> None:
         """Let the archive forget the next versions of which the keepers prove all."""
         final = self._archive.ledgers[module].final
-        begin = self.kept(module)
+        begin, clock = self.kept(module), self._node.clock
+        enough_s = LOOK_LIVES * self._node.run.config.liveness.heartbeat_ttl_s
         for version in range(begin + 1, min(begin + CONFIRMED_MAX, final) + 1):
             proved = self._proved.setdefault((module, version), set())
             for peer in self._offers.keepers(range_of(module, version)):
                 is_silent = peer not in self._node.watch.heartbeats or Answer.SILENT in answers.get(peer, [])
+                # Whoever is always nearly late is no liar, and would hold up all others.
+                is_silent = is_silent or self._took_s[peer] >= enough_s
                 if len(proved) < self._wanted and peer not in proved and not is_silent:
+                    began_s = clock.now_s()
                     if await self._proves_all(peer, module, version, answers):
                         proved.add(peer)
+                    self._took_s[peer] += clock.now_s() - began_s
             if len(proved & set(self._offers.keepers(range_of(module, version)))) < self._wanted:
                 return
             self._kept[module] = version

@@ -36,6 +36,7 @@ from dipaco_p2p.protocol.keeping import (
     Range,
     keepers,
 )
+from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm.blobs.bandwidth import CUT_BYTES_MIN
 from dipaco_p2p.swarm.calls import Range as Found
 from dipaco_p2p.swarm.calls import ReadBlob
@@ -274,6 +275,30 @@ async def test_an_archive_forgets_nothing_before_it_has_taken_the_parts_down(tmp
         await found.grow(13)
         assert archive.thinning.of(MODULE).contributions == 11
         await end(taking)
+
+
+class Slow(Keeper):
+    """Answers right, just before it is too late."""
+
+    async def _on_prove(self, sender: PeerId, request: Prove) -> keeping.Proven:
+        await self._node.clock.sleep(0.95 * CONTROL_TIMEOUT_S)
+        return await super()._on_prove(sender, request)
+
+
+async def test_a_keeper_that_is_always_nearly_late_holds_up_no_archive(tmp_path: Path) -> None:
+    """Attack: with 4.75 s for each blob of each version of each module a look took days, in which no other keeper was
+    challenged and the archive forgot nothing."""
+    async with on_keepers(tmp_path, count=3, wanted=2) as found:
+        likeliest = keepers(found.world.run.id, FIRST, {one.peer: 1000 for one in found.each})[0]
+        place = next(place for place, one in enumerate(found.each) if one.peer == likeliest)
+        number = found.each[place].number
+        await found.each[place].die(found.world)
+        found.each[place] = TinyKeeper(found.world, number, make=Slow)
+        await found.looks(2)
+        began_s = found.world.clock.now_s()
+        await found.challenged()
+        assert found.world.clock.now_s() - began_s < 40
+        assert found.challenges.kept(MODULE) == RANGE_VERSIONS
 
 
 async def test_a_holder_that_trickles_keeps_a_keeper_from_nothing_else(tmp_path: Path) -> None:

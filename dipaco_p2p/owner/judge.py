@@ -28,13 +28,15 @@ from ..core.model.transformer import PathModel, load_modules
 from ..core.outer.codec import Compressed
 from ..core.outer.outer_step import apply_update
 from ..core.routing.evaluate import Doubles, counted_tokens, losses
-from ..errors import BlobMissing, EnvironmentUnfit, IntegrityError, Refused, SwarmError
+from ..errors import BlobMissing, DipacoError, EnvironmentUnfit, IntegrityError, Refused, SwarmError
 from ..node.calls import Appraise, Appraised
+from ..node.items import read_items
 from ..node.node import Member, fetch_in_time
+from ..node.reading import ask_chain, chain_tellers
 from ..node.run import Run
 from ..node.shardings import learn_attached
 from ..program.tasks import SingleFlight, done_or_later
-from ..protocol.documents import BlobRef, Contribution, Sealed, seal
+from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, seal
 from ..protocol.gate import DRAW, GAIN_MAX, Appraisal, Repetition
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
@@ -42,6 +44,8 @@ from ..protocol.versions import genesis_version
 from ..topology import ModuleId
 from .module_calls import learn_mandate, module_of_run
 
+NEAR = 16
+"""Versions by which the modules of a path may differ."""
 WAITING_MAX = 32
 """Works that wait to be measured here: any leader may ask."""
 REMEMBERED = 256
@@ -221,18 +225,48 @@ class Judge:
         return seal(signer, appraisal)
 
     async def _fetch(self, contribution: Contribution) -> dict[str, bytes]:
-        """What the work names and this disk lacks, by digest; the shard of its path is on this disk then."""
+        """What the work names and this disk lacks, by digest; the shard of its path is on this disk then. Only what its
+        author gives may be said to be missing: where others lack the rest it is `busy`."""
         node, fetched = self._node, dict[str, bytes]()
+
+        async def have(ref: BlobRef, holders: list[PeerId]) -> None:
+            if node.store.size(ref.digest) is None:
+                fetched[ref.digest] = await fetch_in_time(node, ref, holders=holders)
+
         for module, base, payload in self._parts(contribution):
             holders = self._holders(module)
-            for ref, peers in ((base, holders), (payload, [*holders, contribution.author])):
-                if node.store.size(ref.digest) is None:
-                    fetched[ref.digest] = await fetch_in_time(node, ref, holders=peers)
+            try:
+                await have(base, holders)
+            except SwarmError as error:
+                if not await self._may_be_version(module, base, number=contribution.base_version):
+                    raise
+                raise Refused(f"it cannot be measured here now: {error}", reason=Reason.BUSY) from None
+            await have(payload, [*holders, contribution.author])
         shard = self._shard_ref(contribution)
         if shard.digest not in self._shards and node.store.size(shard.digest) is None:
             training = sorted(node.watch.claims[contribution.path])
-            await fetch_in_time(node, shard, holders=[*node.watch.seeds(), *training], keep=True)
+            try:
+                await fetch_in_time(node, shard, holders=[*node.watch.seeds(), *training], keep=True)
+            except SwarmError as error:
+                raise Refused(f"it cannot be measured here now: {error}", reason=Reason.BUSY) from None
         return fetched
+
+    async def _may_be_version(self, module: ModuleId, base: BlobRef, *, number: int) -> bool:
+        """Whether a module has a version with these parameters near that `number`; who has made them up is to blame if
+        nobody has them. It may, if nobody tells of any."""
+        if base.digest == genesis_version(self._node.run.manifest, module).digest:
+            return True
+        is_told = False
+        for teller in chain_tellers(self._node, module):
+            try:
+                after = max(0, number - NEAR)
+                told = read_items(ModuleVersion, await ask_chain(self._node, teller, module, after=after))
+            except DipacoError:
+                continue
+            is_told = True
+            if any(sealed.document.digest == base.digest for sealed in told):
+                return True
+        return not is_told
 
     async def _read(
         self, contribution: Contribution, fetched: Mapping[str, bytes]

@@ -89,10 +89,11 @@ class FakeTrainer(PathTrainer):
         round_number: int,
         replica: tuple[int, int],
         on_step: Callable[[StepReport], bool],
+        steps: int | None = None,
     ) -> InnerResult:
         config, first = self._run.config, self._run.first_step(round_number)
         tokens = config.inner.batch * config.model.context
-        for done in range(1, config.inner.steps + 1):
+        for done in range(1, (steps or config.inner.steps) + 1):
             await self._clock.sleep(self._step_s)
             report = StepReport(step=first + done - 1, loss=1.0, grad_norm=1.0, lr=0.0, tokens=tokens)
             if not on_step(report):

@@ -131,6 +131,23 @@ async def ask_chain(
     return await ask(node, peer, request, timeout_s=timeout_s)
 
 
+async def versions_after(
+    node: Observer, teller: Teller, module: ModuleId, *, after: int, up_to: int
+) -> list[Sealed[ModuleVersion]]:
+    """What one of `chain_tellers` tells after version `after`, page by page until version `up_to` is on one, or no
+    more comes. Raises as the call, and IntegrityError for a page that does not go on from the one before: whoever
+    answers could page for ever."""
+    found: list[Sealed[ModuleVersion]] = []
+    while (begin := after + len(found)) < min(up_to, node.run.rounds):
+        page = read_items(ModuleVersion, await ask_chain(node, teller, module, after=begin))
+        if [sealed.document.version for sealed in page] != list(range(begin + 1, begin + 1 + len(page))):
+            raise IntegrityError(f"asked for the versions of {module} after {begin}, it gave others")
+        if not page:
+            break
+        found += page
+    return found
+
+
 async def fetch_chain(node: Observer, module: ModuleId) -> list[ModuleVersion]:
     """All published versions of `module`, checked. Raises what the last peer that was asked
     gave cause for: Unreachable, Refused or IntegrityError."""

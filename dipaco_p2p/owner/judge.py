@@ -28,15 +28,14 @@ from ..core.model.transformer import PathModel, load_modules
 from ..core.outer.codec import Compressed
 from ..core.outer.outer_step import apply_update
 from ..core.routing.evaluate import Doubles, counted_tokens, losses
-from ..errors import BlobMissing, DipacoError, EnvironmentUnfit, IntegrityError, Refused, SwarmError
+from ..errors import BlobMissing, EnvironmentUnfit, IntegrityError, Refused, SwarmError
 from ..node.calls import Appraise, Appraised
-from ..node.items import read_items
 from ..node.node import Member, fetch_in_time
-from ..node.reading import ask_chain, chain_tellers
+from ..node.reading import chain_tellers, versions_after
 from ..node.run import Run
 from ..node.shardings import learn_attached
 from ..program.tasks import SingleFlight, done_or_later
-from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed, seal
+from ..protocol.documents import BlobRef, Contribution, Sealed, seal
 from ..protocol.gate import DRAW, GAIN_MAX, Appraisal, Repetition
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
@@ -44,8 +43,8 @@ from ..protocol.versions import genesis_version
 from ..topology import ModuleId
 from .module_calls import learn_mandate, module_of_run
 
-NEAR = 16
-"""Versions by which the modules of a path may differ."""
+NEAR_VERSIONS = 16
+"""How many versions the modules of a path may be apart."""
 WAITING_MAX = 32
 """Works that wait to be measured here: any leader may ask."""
 REMEMBERED = 256
@@ -154,7 +153,8 @@ class Judge:
             self._sent_away[leader] = now_s
             raise Refused("another work is being repeated here, or comes first", reason=Reason.FULL)
         self._sent_away.pop(leader, None)
-        self._turns[leader] = max(self._turns.values(), default=-1) + 1
+        turn = max(self._turns.values(), default=-1) + 1
+        self._turns = dict([*self._turns.items()][-REMEMBERED:]) | {leader: turn}
 
     def close(self) -> None:
         """Repeat nothing any more."""
@@ -162,14 +162,17 @@ class Judge:
             task.cancel()
 
     async def _audit(self, contribution: Contribution, repeat: Repeat) -> Sealed[Appraisal]:
-        """Beside what is measured: it takes as long as a round's steps."""
-        appraised = (await self.appraise(contribution)).document
+        """Beside what is measured: it takes as long as a round's steps. Never `busy`, which says that it goes on."""
         try:
+            appraised = (await self.appraise(contribution)).document
             before, gradients = await self._read(contribution, await self._fetch(contribution))
             began_s = self._node.clock.now_s()
             repetition = await repeat(contribution, before, gradients, await self._shard(contribution))
         except (SwarmError, IntegrityError, EnvironmentUnfit) as error:
             raise Refused(f"it cannot be repeated here: {error}", reason=Reason.OTHER) from None
+        except Refused as refused:
+            reason = Reason.OTHER if refused.reason == Reason.BUSY else refused.reason
+            raise Refused(str(refused), reason=reason) from None
         facts = {"of": contribution.author, "path": str(contribution.path), **strict.plain(repetition)}
         seconds = self._node.clock.now_s() - began_s
         self._node.history.add("audited", work=contribution.work, seconds=seconds, **facts)
@@ -237,7 +240,7 @@ class Judge:
             holders = self._holders(module)
             try:
                 await have(base, holders)
-            except SwarmError as error:
+            except (SwarmError, IntegrityError) as error:
                 if not await self._may_be_version(module, base, number=contribution.base_version):
                     raise
                 raise Refused(f"it cannot be measured here now: {error}", reason=Reason.BUSY) from None
@@ -247,24 +250,25 @@ class Judge:
             training = sorted(node.watch.claims[contribution.path])
             try:
                 await fetch_in_time(node, shard, holders=[*node.watch.seeds(), *training], keep=True)
-            except SwarmError as error:
+            except (SwarmError, IntegrityError) as error:
                 raise Refused(f"it cannot be measured here now: {error}", reason=Reason.BUSY) from None
         return fetched
 
     async def _may_be_version(self, module: ModuleId, base: BlobRef, *, number: int) -> bool:
-        """Whether a module has a version with these parameters near that `number`; who has made them up is to blame if
-        nobody has them. It may, if nobody tells of any."""
-        if base.digest == genesis_version(self._node.run.manifest, module).digest:
-            return True
-        is_told = False
+        """Whether `base` may be the parameters of one of a module's last versions, which its owners still have: a chain
+        that is told has it there, or nobody tells one. Else its author chose what nobody has, and is to blame."""
+        run, is_told = self._node.run, False
         for teller in chain_tellers(self._node, module):
+            after = max(0, number - NEAR_VERSIONS)
             try:
-                after = max(0, number - NEAR)
-                told = read_items(ModuleVersion, await ask_chain(self._node, teller, module, after=after))
-            except DipacoError:
+                told = await versions_after(self._node, teller, module, after=after, up_to=run.rounds)
+            except (SwarmError, Refused, IntegrityError):
                 continue
-            is_told = True
-            if any(sealed.document.digest == base.digest for sealed in told):
+            is_told, kept = True, run.config.rounds.staleness + 2
+            last = [sealed.document.digest for sealed in told[-kept:]]
+            if after + len(told) < kept:
+                last.append(genesis_version(run.manifest, module).digest)
+            if base.digest in last:
                 return True
         return not is_told
 

@@ -468,6 +468,7 @@ class Trials:
     ) -> Sealed[Appraisal] | None:
         """What this judge says; None if it says nothing of use now. Of an audit raises Refused."""
         node, document = self._node, sealed.document
+        self._lacking.discard((document.work, judge))  # the author may have been uploading then
         try:
             if judge == node.peer:
                 return await self._chain.chains.appraise(document, is_audit=is_audit)

@@ -28,11 +28,11 @@ from dipaco_p2p.core.outer.codec import Compressed
 from dipaco_p2p.core.outer.compress import compress
 from dipaco_p2p.core.outer.outer_step import outer_gradient
 from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError, Refused, SwarmError, Unreachable
-from dipaco_p2p.node.items import read_items
-from dipaco_p2p.node.node import Member, fetch_in_time
-from dipaco_p2p.node.reading import ask_chain, chain_tellers
+from dipaco_p2p.node.node import CALL_TIMEOUT_S, Member, fetch_in_time
+from dipaco_p2p.node.reading import chain_tellers, versions_after
 from dipaco_p2p.node.sizes import state_bytes_max
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Recipe, Sealed
+from dipaco_p2p.program.tasks import in_time
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Recipe
 from dipaco_p2p.protocol.gate import GAIN_MAX, MADE_UP, NOTHING_GIVEN, Repetition
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.versions import up_to_last
@@ -71,8 +71,11 @@ class Repeater:
         recipe = work.recipe
         if recipe is None or work.state is None or not self._may_be(work, recipe):
             return MADE_UP
-        if recipe.start is not None and not await self._is_named(work, recipe, recipe.start):
-            return MADE_UP
+        if recipe.start is not None:
+            node, limit_s = self._node, max(self._node.run.config.rounds.deadline_s, 2 * CALL_TIMEOUT_S)
+            naming = self._is_named(work, recipe, recipe.start)  # whoever leads a module may tell its chain slowly
+            if not await in_time(naming, node.clock, limit_s, what="the chains of its path"):
+                return MADE_UP
         start = None if recipe.start is None else await self._state(work, recipe.start)
         if recipe.start is not None and start is None:
             return NOTHING_GIVEN
@@ -83,21 +86,22 @@ class Repeater:
                 trainer.load_state(start)
         except IntegrityError as error:
             return self._useless(work, error)
-        steps = 0
 
         def on_step(report: StepReport) -> bool:
-            nonlocal steps
-            steps += 1
-            return steps < work.steps and not self._is_closed
+            return not self._is_closed
 
         flats = trainer.beginning(before)
         place = recipe.place, recipe.replicas
         try:
-            result = await trainer.train(flats, round_number=recipe.round, replica=place, on_step=on_step)
+            result = await trainer.train(
+                flats, round_number=recipe.round, replica=place, steps=work.steps, on_step=on_step
+            )
             made = await asyncio.to_thread(trainer.outer_gradients, flats, result.flats)
-        except Exception as error:  # as for a volunteer that goes on from another's state (training.py)
-            if start is None or isinstance(error, EnvironmentUnfit):
+        except Exception as error:
+            if start is None or isinstance(error, (EnvironmentUnfit, MemoryError, OSError)):
                 raise
+            trainer.start_over()  # what fails without the state, too, is a fault of ours
+            await trainer.train(flats, round_number=recipe.round, replica=place, steps=1, on_step=on_step)
             return self._useless(work, error)
         if result.steps_done != work.steps:
             raise Refused(f"{result.steps_done} of {work.steps} steps were taken here", reason=Reason.OTHER)
@@ -127,7 +131,7 @@ class Repeater:
         never be found: a round has no more steps, and a step always as many tokens."""
         inner, model = self._node.run.config.inner, self._node.run.config.model
         is_whole = work.steps <= inner.steps and work.tokens == work.steps * inner.batch * model.context
-        return is_whole and recipe.round <= work.base_version
+        return is_whole and recipe.round <= work.base_version <= self._node.run.rounds
 
     @staticmethod
     def _useless(work: Contribution, error: Exception) -> Repetition:
@@ -154,21 +158,19 @@ class Repeater:
         return False
 
     async def _versions(self, module: ModuleId, *, after: int, up_to: int) -> list[ModuleVersion]:
-        """Of whoever tells most of them, as far as somebody made them again; page by page `up_to` a version, and what
-        is on its page."""
+        """The longest chain after `after` that anybody tells, as far as others than its leader vouch for it; of the
+        first who tells version `up_to`."""
         most: list[ModuleVersion] = []
         for teller in chain_tellers(self._node, module):
-            told: list[Sealed[ModuleVersion]] = []
             try:
-                while len(told) <= up_to - after:
-                    page = await ask_chain(self._node, teller, module, after=after + len(told))
-                    if not (more := read_items(ModuleVersion, page)):
-                        break
-                    told += more
+                told = await versions_after(self._node, teller, module, after=after, up_to=up_to)
             except (SwarmError, Refused, IntegrityError) as error:
                 log.info("...%s told nothing more of %s: %s", teller[0][-8:], module, error)
+                continue
             vouched = up_to_last(told, self._node.mandates.is_vouched)
             most = max(most, [sealed.document for sealed in vouched], key=len)
+            if after + len(most) >= up_to:
+                break
         return most
 
     async def _state(self, work: Contribution, ref: BlobRef) -> bytes | None:

@@ -193,11 +193,12 @@ class PathTrainer:
         round_number: int,
         replica: tuple[int, int],
         on_step: Callable[[StepReport], bool],
+        steps: int | None = None,
     ) -> InnerResult:
-        """tau inner steps from these modules on the shard's part of `replica`, our place and the number of replicas;
-        fewer if `on_step` says so, and perhaps none if the GPU is wanted by others. Raises DipacoError if training
-        diverges."""
-        steps, first_step = self._run.config.inner.steps, self._run.first_step(round_number)
+        """tau inner steps, or `steps`, from these modules on the shard's part of `replica`, our place and the number of
+        replicas; fewer if `on_step` says so, which a GPU hears a step late, and perhaps none if the GPU is wanted by
+        others. Raises DipacoError if training diverges."""
+        steps, first_step = steps or self._run.config.inner.steps, self._run.first_step(round_number)
         part = self._shard.part(*replica)
         goes_on = None if self._steps is None else self._steps.goes_on
         if self._steps is not None:

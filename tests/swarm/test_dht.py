@@ -17,6 +17,7 @@ from hivemind.dht.protocol import DHTProtocol as HivemindProtocol
 from hivemind.dht.routing import DHTID, RoutingTable
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.proto import dht_pb2
+from hivemind.utils import timed_storage
 from hivemind.utils.serializer import MSGPackSerializer
 
 from dipaco_p2p.clock import SystemClock
@@ -135,6 +136,19 @@ def test_what_expired_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     end_s = time.monotonic() + 5
     while not put(storage, entry(1), key="dipaco/4"):
         assert time.monotonic() < end_s
+
+
+def test_what_expired_under_a_key_that_lives_on_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats of those who are gone, under a key that others renew for ever."""
+    now_s = time.time()
+    monkeypatch.setattr(dht, "RECOUNT_EVERY_S", 0.0)
+    storage = Storage(new_guard())
+    with mock.patch.object(timed_storage, "get_dht_time", lambda: now_s):
+        assert all(put(storage, entry(number, life_s=10.0 + 90 * (number == 1))) for number in range(1, 60))
+    before = storage._sent.total()
+    with mock.patch.object(timed_storage, "get_dht_time", lambda: now_s + 20.0):
+        storage._recount()
+    assert 0 < storage._sent.total() < before / 20
 
 
 def test_renewals_leave_nothing_behind() -> None:

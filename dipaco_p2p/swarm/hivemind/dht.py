@@ -231,7 +231,17 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         if (now_s := time.monotonic()) < self._counted_s + RECOUNT_EVERY_S:
             return
         self._counted_s, self._sent = now_s, Counter()
-        self._foreign = Counter({place: count for place, count in self._foreign.items() if place[0] in self.data})
+        counted = Counter[DHTID]()
+        for (key, _), count in self._foreign.items():
+            counted[key] += count if key in self.data else 0
+        held = {key: max(FOREIGN_KEY_BYTES, _value_bytes(self.data[key].value)) for key in +counted}
+        self._foreign = Counter(  # of a key that shrank, since entries expired, everybody's part shrinks alike
+            {
+                place: count * min(held[place[0]], counted[place[0]]) // counted[place[0]]
+                for place, count in self._foreign.items()
+                if place[0] in held
+            }
+        )
         for (_, sender), count in self._foreign.items():
             self._sent[sender] += count
 
@@ -251,7 +261,6 @@ class Protocol(HivemindProtocol):  # type: ignore[misc]
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._handed_over_s: dict[PeerID, float] = {}
         self._requests: dict[tuple[PeerID, int], _Request] = {}
         """That are not on their way yet, by node and by how many keys they may name."""
 
@@ -276,7 +285,7 @@ class Protocol(HivemindProtocol):  # type: ignore[misc]
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         if len(request.keys) > STORE_KEYS_MAX:
             raise ValueError(f"{len(request.keys)} keys at once; {STORE_KEYS_MAX} are the most")
-        DHTID.from_bytes(request.peer.node_id)
+        DHTID.from_bytes(request.peer.node_id)  # refuses a malformed one, as in rpc_find
         self.storage.sender = context.remote_id  # nothing is awaited until all is stored
         return await super().rpc_store(request, context)
 
@@ -369,6 +378,11 @@ def copied(dictionary: DictionaryDHTValue) -> DictionaryDHTValue:
 def size_bytes(dictionary: DictionaryDHTValue) -> int:
     """What the entries of `dictionary` take, or have room for."""
     return sum(_room(item.value) for item in dictionary.data.values())
+
+
+def _value_bytes(value: Any) -> int:
+    """The same of a dictionary, without what has expired in it; of a plain value its length."""
+    return size_bytes(value) if isinstance(value, DictionaryDHTValue) and len(value) >= 0 else len(value)
 
 
 def _room(value: bytes) -> int:

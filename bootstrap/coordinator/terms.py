@@ -107,6 +107,9 @@ class Terms(Granting):
         node, ledger, now_s = self._node, self._chains[module].ledger, self._node.clock.now_s()
         rounds, ttl_s = node.run.config.rounds, node.run.config.liveness.heartbeat_ttl_s
         leader, version = node.watch.leader(module), ledger.head.version
+        if (granted := node.mandates.leader(module)) != node.peer and leader is None:
+            # Who has its group changed at each life of its head leads all along.
+            leader = granted if node.watch.is_taking_over(module, workers=self._chains.workers) else None
         if leader in (None, node.peer):  # whoever is gone falls under another rule
             for since in (self._moved, self._behind_s, self._deposed_s):
                 since.pop(module, None)

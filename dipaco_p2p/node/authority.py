@@ -200,10 +200,15 @@ class Mandates:
         return grant.term if grant else 0
 
     def best_head(self, module: ModuleId, heads: Mapping[PeerId, Head]) -> tuple[PeerId, Head] | None:
-        """The leader to follow among heads that are believed: the one whose mandate comes before all others' here. Who
-        was granted the module before the coordinator's last grant leads no more, though nobody else may do so yet."""
-        known, last = sorted(self._known[module], key=self._rank), self.newest(module)[:1]
-        places = {mandate[-1].signature: place for place, mandate in enumerate(known) if mandate[:1] == last}
+        """The most senior leader among heads that are believed. Whoever led before the coordinator's last grant leads
+        no more, though nobody else may do so yet; unless it was granted to the same leader, in another group."""
+        known, newest = sorted(self._known[module], key=self._rank), self.newest(module)
+        leader = newest[-1].document.leader if newest else None
+        places = {
+            mandate[-1].signature: place
+            for place, mandate in enumerate(known)
+            if mandate[:1] == newest[:1] or mandate[-1].document.leader == leader
+        }
         shown = [item for item in heads.items() if item[1].grant in places]
         return max(shown, key=lambda item: places[item[1].grant], default=None)
 

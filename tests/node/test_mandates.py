@@ -187,6 +187,15 @@ def test_who_led_before_the_coordinators_last_grant_leads_no_more_though_nobody_
     assert mandates.best_head(MODULE, heads) == (STRANGER.peer, heads[STRANGER.peer])
 
 
+def test_a_leader_whose_group_the_coordinator_changed_is_seen_to_lead_until_it_says_so(
+    run: Run, mandates: Mandates
+) -> None:
+    mandates.learn(MODULE, [first(run)])
+    heads = {LEADER.peer: head_of(first(run))}
+    mandates.learn(MODULE, [granted(run, MODULE, term=2, leader=LEADER.peer)])
+    assert mandates.best_head(MODULE, heads) == (LEADER.peer, heads[LEADER.peer])
+
+
 def test_an_older_mandate_changes_nothing(run: Run, mandates: Mandates) -> None:
     mandates.learn(MODULE, [first(run, term=5)])
     mandates.learn(MODULE, [first(run, term=3)])

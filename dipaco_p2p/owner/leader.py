@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from ..core.outer.outer_step import OuterState
-from ..errors import DipacoError, Refused, Unreachable
+from ..errors import Refused, Unreachable
 from ..node.ledger import head_record
 from ..node.shardings import learn_shardings
 from ..program.files import reach
@@ -106,6 +106,7 @@ class Leader:
 
     async def start(self, *, last_group: Collection[PeerId] = (), is_patient: bool = False) -> None:
         """Gather what the last group and others have, take their open contributions over, and announce the head.
+
         Raises Unreachable if `is_patient` and there should be a newer version than all that can be had now.
         """
         newest = await Takeover(self._chain).gather(last_group)
@@ -152,24 +153,19 @@ class Leader:
     async def merge(self, peer: PeerId, branch: Branch) -> None:
         """Take over the branch of another leader if it is better than ours. Raises DipacoError."""
         async with self._lock:
-            if not branch.is_better(before := self._ledger.branch):
-                return
-            try:
-                await Takeover(self._chain).follow(peer)
-            except DipacoError:
-                if self._ledger.branch == before:
-                    raise
-            await self._reopen()
-            await self._announce()
-            self._replication.begin_anew()
+            if await Takeover(self._chain).take(peer, branch):
+                await self._reopen()
+                await self._announce()
+                self._replication.begin_anew()
 
     # -- what trainers ask
 
     async def contribute(
         self, sender: PeerId, sealed: Sealed[Contribution], *, is_forwarded: bool = False, is_promised: bool = False
     ) -> Sealed[Receipt]:
-        """Admit a contribution whose payload is uploaded; raises Refused with the reason. Idempotent. `is_forwarded`:
-        not by its author; `is_promised`: by a peer that may have given a receipt for it."""
+        """Admit a contribution whose payload is uploaded; raises Refused with the reason. Idempotent.
+
+        `is_forwarded`: not by its author; `is_promised`: by a peer that may have given a receipt for it."""
         self._require_leading()
         decreed = self._node.decrees.state
         decreed = replace(decreed, banned={}) if is_promised else decreed  # a ban takes back no receipt

@@ -279,9 +279,10 @@ class Leadership:
             try:
                 await leader.merge(peer, heads[peer].branch)
             except DipacoError as error:
+                log.info("%s: the better branch of ...%s is not to be had: %s", module, short(peer), error)
+            if heads[peer].branch.is_better(self.chains[module].ledger.branch):
                 now_s = node.clock.now_s()
                 self._merges_s[module] = now_s + MERGE_REST * (now_s - began_s)
-                log.info("%s: the better branch of ...%s is not to be had: %s", module, short(peer), error)
         for archive in leader.diverged_archives:
             await leader.merge(archive, await RemoteLedger(self._node, archive, leader.module).branch())
 

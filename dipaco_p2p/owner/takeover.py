@@ -87,6 +87,23 @@ class Takeover:
             log.info("%s: ...%s did not say what it has: %s", self._chain.module, short(peer), error)
             return None
 
+    async def take(self, peer: PeerId, branch: Branch) -> bool:
+        """Go over to the branch of one peer if it is better than ours; whether ours is another one now. Raises
+        DipacoError if nothing of it came."""
+        before = self._ledger.branch
+        if not branch.is_better(before):
+            return False
+        try:
+            await self.follow(peer)
+        except DipacoError as error:  # what came before it failed is our head now: the round goes on from there
+            if self._ledger.branch == before:
+                raise
+            log.info("%s: only a part of the branch of ...%s came: %s", self._chain.module, short(peer), error)
+            if before.is_better(self._ledger.branch):  # what we left for it our mirrors still have
+                grant = self._node.mandates.grant(self._chain.module)
+                await self._take_best(await self._branches(set(grant.group) - {peer} if grant is not None else ()))
+        return True
+
     async def follow(self, peer: PeerId) -> None:
         """Take over the branch of one peer. Its parameters and outer state have the time that a thin line takes for
         them, and what came is kept for the next try. Raises DipacoError."""
@@ -96,10 +113,8 @@ class Takeover:
     async def _take_best(self, found: dict[PeerId, Branch]) -> None:
         """Follow the best branch; who lied about it, went away or trickles leaves us with the next one."""
         for peer in sorted(found, key=lambda peer: (found[peer].rank, peer)):
-            if not found[peer].is_better(self._ledger.branch):
-                continue
             try:
-                await self.follow(peer)
+                await self.take(peer, found[peer])
             except DipacoError as error:
                 log.warning("%s: the branch of ...%s cannot be had: %s", self._chain.module, short(peer), error)
 

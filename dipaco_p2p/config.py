@@ -262,6 +262,11 @@ class RoundsConfig:
     """Whether a path's next inner steps begin while its outer gradients and the next versions are on their way, from an
     estimate of these (core/outer/outer_step.py)."""
 
+    @property
+    def unsigned_usual(self) -> int:
+        """How many versions of a module may wait for the coordinator's signature while it is there."""
+        return self.staleness + 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivenessConfig:

@@ -418,7 +418,7 @@ class SeedStage:
             await clock.sleep(BEHIND_POLL_S)
 
     def _is_behind(self) -> bool:
-        usual = self.run.config.rounds.staleness + 1
+        usual = self.run.config.rounds.unsigned_usual
         heads = {module: ledger.head.version for module, ledger in self._archive.ledgers.items()}
         return any(self._node.watch.reached(module) > head + usual for module, head in heads.items())
 

@@ -209,8 +209,9 @@ class Watch:
             until_s, before = records[peer].expires_s, known.get(peer)
             self._beaten[peer] = before if before is not None and before[0] == until_s else (until_s, now_s)
         relays = {peer: self.addresses(peer) for peer in self.relays()}
-        who = {"members": self.heartbeats, "known": self._known, "banned": self._decrees.state.banned}
-        self._dialled_here = self._swarm.note_peers(**who, relays=relays)
+        self._dialled_here = self._swarm.note_peers(
+            members=self.heartbeats, known=self._known, banned=self._decrees.state.banned, relays=relays
+        )
 
     async def read_claims(self, paths: Iterable[PathId] | None = None) -> None:
         await asyncio.gather(*map(self._read_claims_of, self.claims if paths is None else list(paths)))

@@ -23,12 +23,12 @@ RESERVE_PATHS = 8
 def require_room(node: Member, ledger: Ledger) -> None:
     """Raise Refused for further work on a module whose versions wait for a signature, once these take all the room."""
     unsigned = ledger.head.version - ledger.final
-    if unsigned <= node.run.config.rounds.staleness + 1:
+    if unsigned <= node.run.config.rounds.unsigned_usual:
         return
     wanted = RESERVE_PATHS * path_bytes_max(node.run)
     if len(ledger.spent) >= UNSIGNED_MAX or files.disk.free_bytes(node.store.folder, wanted=wanted) < wanted:
         raise Refused(
-            f"{unsigned} versions of {ledger.module} wait for the coordinator, and the disk has no room for more",
+            f"{unsigned} versions of {ledger.module} wait for the coordinator, and this owner has no room for more",
             reason=Reason.BUSY,
         )
 

@@ -75,7 +75,7 @@ PAGES = {"": "index.html", "page.css": "page.css", "page.js": "page.js"}
 GONE = Response(status_code=499)
 """For whoever has hung up, and does not read it."""
 
-_OURS = re.compile(r"(?i)(127\.0\.0\.1|localhost|\[::1\])(:[0-9]+)?")
+_OURS = re.compile(f"(?i)({'|'.join(re.escape(f'[{host}]' if ':' in host else host) for host in LOOPBACK)})(:[0-9]+)?")
 """The Host header of a request for this machine (`LOOPBACK`). Starlette's URL will not do: of a Host that it takes for
 malformed it says the address that was dialled, and browsers send `a{b.example`."""
 

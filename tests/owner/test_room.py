@@ -33,7 +33,7 @@ async def test_owners_take_no_further_work_before_their_disks_are_full_of_what_i
         sealed = seal(author.swarm.signer, document(world, group.leader.ledger, author, payload))
 
         monkeypatch.setattr(files.disk, "free_bytes", lambda folder, *, wanted: wanted - 1)
-        with pytest.raises(Refused, match="wait for the coordinator, and the disk has no room for more") as refused:
+        with pytest.raises(Refused, match="wait for the coordinator, and this owner has no room for more") as refused:
             await offer(author, group.leader.peer, sealed, payload)
         assert refused.value.reason == Reason.BUSY and sealed.id not in group.leader.ledger.kept
         leaders = {group.leader.node.store.folder}

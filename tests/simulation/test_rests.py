@@ -19,7 +19,12 @@ from simulation.world import World
 def test_who_rests_lets_go_of_all_and_others_take_it_up(tmp_path: Path) -> None:
     async def script(world: Scene) -> None:
         sleeper, *others = world.volunteers
-        await eventually(lambda: bool(world.said(sleeper, "receipt")))
+
+        def has_handed_in() -> bool:  # else it may have no time left to hand its modules over
+            versions = (event.facts["version"] for event in world.events if event.ev == "archived")
+            return bool(world.said(sleeper, "receipt")) and list(versions).count(1) == len(world.run.topology.modules())
+
+        await eventually(has_handed_in)
         path = world.said(sleeper, "claimed")[-1].facts["path"]
         rested_s = await world.rest(sleeper)
         assert world.said(sleeper, "released")[-1].t_s >= world.said(sleeper, "claimed")[-1].t_s

@@ -331,8 +331,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         bare = self.name.replace("-", "").replace("_", "")
-        if not (bare.isascii() and bare.isalnum()) or len(self.name) > 64:  # as a ticket can say it
-            hint = "use up to 64 letters without accents, digits, `-` and `_`"
+        if not (bare.isascii() and bare.isalnum()) or len(self.name) > 64:  # a ticket holds only ASCII
+            hint = "use up to 64 of the letters a to z and A to Z, digits, `-` and `_`"
             raise ConfigError(f"a run cannot be called `{self.name}`", hint=hint)
         if self.model.context <= PREFIX_TOKENS * 2:
             raise ConfigError(

@@ -68,9 +68,9 @@ WORDS: Mapping[str, str] = {
     " moment may do the same work once; if it goes on, somebody reads this machine's disk, or its key is used twice.",
     Reason.LITTLE_GAIN: "other volunteers measured that it gains far less than others' work does."
     " If it goes on, let `dipaco-peer doctor` look at this machine.",
-    Reason.UNJUDGED: "a part of it was not to be had from here; or nobody could measure it, or those who did found"
-    " different things, and no version counts earlier work of yours yet. Stay: the path is trained again, and counts"
-    " once it was measured.",
+    Reason.UNJUDGED: "judges could not get a part of it from this machine. Or, while no version counts earlier work of"
+    " yours: nobody could measure it, or those who did found different things. Stay: the path is trained again, and"
+    " counts once it was measured.",
     Reason.NORM: "its outer gradient is too long or too short beside others'. The path starts over by itself.",
     Reason.COVERED: "others were training the path when this volunteer came. It begins with the next round.",
 }

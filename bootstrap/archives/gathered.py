@@ -41,7 +41,8 @@ from .verify import ChainReport, verify_folder, verify_fork, verify_run
 
 NOBODY = "nobody alive shows it"
 ASKED_AT_ONCE = 16
-"""Of those that offer to keep: a chain proves itself, so all of them are asked."""
+"""How many peers that offer to keep, or that may tell a sharding, are asked at the same time. Both prove themselves, so
+all peers are asked."""
 NEWEST_MAX = RANGE_VERSIONS
 """Of how many newest versions the contributions may be gone: owners drop them when a version is final, and keepers have
 them a little later. If more are gone, something is lost."""

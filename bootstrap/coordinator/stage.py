@@ -60,7 +60,7 @@ from .terms import Terms
 log = logging.getLogger(__name__)
 
 SIGNS_FIRST_S = 60.0
-"""After its start nothing is measured for so long, as long as versions wait for a signature."""
+"""How long after its start, at most, the coordinator measures nothing while versions wait for its signature."""
 BEHIND_POLL_S = 0.5
 
 INCOMPARABLE = "the text that is held out has grown with the run: figures before and after are not of the same text"

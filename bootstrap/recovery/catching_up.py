@@ -132,8 +132,9 @@ class CatchingUp:
         self._tell("the archive is complete again")
 
     async def _others(self) -> list[PeerId]:
-        """Seed nodes first: they have most. Then whoever leads, owned a module or has worked, as far as this folder or
-        a grant says so: strangers' keys cost nothing, and of these others are asked at each look."""
+        """Whom to ask: seed nodes first, since they have most; then leaders, former owners and peers that have worked,
+        as far as this folder or a grant names them; then strangers, drawn again at each look since keys cost nothing.
+        """
         node, watch = self._node, self._node.watch
         leaders = itertools.chain(*watch.heads.values())
         known = list(dict.fromkeys([*leaders, *sorted(node.mandates.all_peers() | self._chains.workers)]))[:ASKED_MAX]

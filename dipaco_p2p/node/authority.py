@@ -195,7 +195,7 @@ class Mandates:
         return grant.leader if grant else self._coordinator
 
     def term(self, module: ModuleId) -> int:
-        """The newest term, 0 at first."""
+        """The term of the leader to follow, 0 at first."""
         grant = self.grant(module)
         return grant.term if grant else 0
 
@@ -226,7 +226,8 @@ class Mandates:
         return list({sealed.signature: sealed for mandate in self._known[module] for sealed in mandate}.values())
 
     def is_vouched(self, sealed: Sealed[ModuleVersion]) -> bool:
-        """Whether another owner than its author has made a version again, as far as owners are known here."""
+        """Whether another owner than its author has made a version again, in a term that was granted, as far as owners
+        and terms are known here; or it is final."""
         version, others = sealed.document, sealed.cosignatures.keys() - {sealed.document.author}
         is_made = version.term <= self._latest(version.module) and bool(others & self.peers(version.module))
         return is_made or is_final(sealed, coordinator=self._coordinator)

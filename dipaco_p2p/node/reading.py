@@ -158,7 +158,8 @@ async def extend_chain(
     node: Observer, module: ModuleId, known: Sequence[Sealed[ModuleVersion]]
 ) -> list[Sealed[ModuleVersion]]:
     """The same, of which `known` need not be told again; what does not follow these is asked for from the start. A
-    leader could show a reader parameters of its own making, so versions that only it vouches for are left out."""
+    leader could show a reader parameters of its own making, so versions that only it vouches for are left out. Raises
+    as `fetch_chain`."""
     await node.watch.find_leader(module)
     best: list[Sealed[ModuleVersion]] = []
     problem: SwarmError | Refused | IntegrityError = Unreachable(
@@ -175,7 +176,7 @@ async def extend_chain(
         if len(found) == len(shown):
             return max(best, found, key=len)
         best = max(best, found, key=len)
-        problem = IntegrityError(f"nobody but its leader has made version {len(shown)} of {module}")
+        problem = IntegrityError(f"nobody but its leader vouches for version {len(shown)} of {module}")
     if best:
         return best
     raise problem

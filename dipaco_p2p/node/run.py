@@ -144,8 +144,8 @@ class Run:
 
     def learn(self, sealed: Sealed[Sharding]) -> None:
         """A further sharding; raises IntegrityError unless it is the coordinator's, for this run and grid, one of those
-        that the run file announces, and its shards have no more text than the stage. All of it is kept here, and the
-        shards are fetched: who has joined has agreed to the manifest, and to no more."""
+        that the run file announces, and none of its shards is larger than all shards of the manifest together. All
+        of it is kept here, and the shards are fetched: who has joined has agreed to the manifest, and to no more."""
         sharding, rounds = sealed.document, self.config.routing.reshard_rounds
         if sharding.author != self.manifest.author or sharding.run != self.id:
             raise IntegrityError(f"sharding {sharding.number} is not this run's coordinator's")
@@ -154,7 +154,9 @@ class Run:
         if rounds[sharding.number - 1 : sharding.number] != (sharding.from_round,):
             raise IntegrityError(f"a sharding {sharding.number} from round {sharding.from_round} on is not announced")
         if max(ref.blob.size for ref in sharding.shards) > self._text_bytes:
-            raise IntegrityError(f"sharding {sharding.number} has more text than the stage began with")
+            raise IntegrityError(
+                f"a shard of sharding {sharding.number} is larger than all text that the stage began with"
+            )
         if self._shardings.setdefault(sharding.number, sealed).document != sharding:
             raise IntegrityError(f"the coordinator signed two shardings with the number {sharding.number}")
 
@@ -209,7 +211,7 @@ class Run:
         _check_limits(f"version {version.version} of {version.module}", limits)
 
     def check_rebuilt(self, module: ModuleId, rebuilt: Rebuilt) -> None:
-        """The same for what a decree brings, which stands in no version yet."""
+        """Raise IntegrityError for a decree whose rebuilt parameters or outer state are larger than any can be."""
         _check_limits(f"a rollback of {module}", self._state_limits(module, rebuilt.snapshot, rebuilt.state))
 
     def _state_limits(self, module: ModuleId, snapshot: BlobRef, state: BlobRef | None) -> tuple[Limit, Limit]:

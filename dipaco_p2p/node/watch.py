@@ -107,7 +107,7 @@ class Watch:
         self._moved: dict[ModuleId, tuple[int, float]] = {module: (0, clock.now_s()) for module in self.heads}
         """The version that each module has reached, and since when it is known here."""
         self._announced = dict.fromkeys(self.heads, "")
-        """The signature of the last grant of each module that was the newest when its leader showed it."""
+        """By module, the signature of the newest grant that its leader has announced; empty before any."""
         self._terms_s: dict[ModuleId, tuple[int, float]] = {module: (0, clock.now_s()) for module in self.heads}
         """The newest term of each module, and since when it is known here."""
         self.led_s: dict[ModuleId, float] = dict.fromkeys(self.heads, clock.now_s())

@@ -260,7 +260,7 @@ class Challenges:
             proved = self._proved.setdefault((module, version), set())
             for peer in self._offers.keepers(range_of(module, version)):
                 is_silent = peer not in self._node.watch.heartbeats or Answer.SILENT in answers.get(peer, [])
-                # Whoever is always nearly late is no liar, and would hold up all others.
+                # A keeper that is always nearly late is no liar, but would hold up all others.
                 is_silent = is_silent or self._took_s[peer] >= enough_s
                 if len(proved) < self._wanted and peer not in proved and not is_silent:
                     began_s = clock.now_s()

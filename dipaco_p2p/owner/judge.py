@@ -55,8 +55,8 @@ FETCHED_AT_ONCE = 4
 """Works, each of another author: what they name is in memory until they are measured."""
 
 TURN_S = 5.0
-"""So long a leader that was sent away keeps its turn for an audit: it asks again every second, and goes elsewhere once
-another auditor is free."""
+"""How long a leader that was refused an audit keeps its turn: it asks again every second unless another auditor is
+free."""
 AUDIT_WAIT_S = 5.0
 """An auditor that needs longer says so; else its caller could not tell it from one whose line is cut."""
 Repeat = Callable[[Contribution, Sequence[Floats], Sequence[Compressed], Shard], Awaitable[Repetition]]

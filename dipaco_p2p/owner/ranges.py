@@ -131,7 +131,8 @@ class Gathering:
         self._archive = archive
 
     async def follow(self, module: ModuleId, tellers: Sequence[PeerId], *, at_once: int = 1) -> list[PeerId]:
-        """Have the chain of a module as far as it is final, and any of `tellers` shows it; who of these is silent."""
+        """Have the chain of a module as far as it is final, and any of `tellers` shows it. Returns those of `tellers`
+        that gave no answer."""
         gate, silent = asyncio.Semaphore(at_once), list[PeerId]()
 
         async def follow_one(peer: PeerId) -> None:

@@ -55,7 +55,8 @@ class Reason(StrEnum):
     NOT_REPEATED = "not-repeated"
     """Auditors repeated its inner steps, and came to something else."""
     UNJUDGED = "unjudged"
-    """No judge could measure it, or they do not agree, and no version counts earlier work of its author."""
+    """A part of the work was not to be had; or no judge could measure it, or they do not agree, and no version counts
+    earlier work of its author."""
 
     PAYLOAD_MISSING = "payload-missing"
     """Upload the payload first."""

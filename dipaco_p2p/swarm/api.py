@@ -109,10 +109,10 @@ class Swarm(Protocol):
         banned: Collection[PeerId],
         relays: Mapping[PeerId, Sequence[str]],
     ) -> Collection[PeerId]:
-        """Who takes part now, for whom more speaks than their word, who may not, and who relays, with addresses, the
-        first choice first: a relay serves members, who is `known` is not counted with strangers at its address, and a
-        peer behind a NAT is dialled through those that relay. Returns who is dialled through us: whether these are
-        members, the caller should know."""
+        """Tell the swarm who is who. A relay serves `members`; `known` peers (they have worked, or owned a module) are
+        not counted with strangers at their address; `banned` peers may not take part; peers behind a NAT are dialled
+        through `relays`, peer to addresses, first choice first. Returns the peers that are dialled through us; the
+        caller should know whether they are members."""
 
     async def put(self, key: str, body: dict[str, Any], *, ttl_s: float) -> bool:
         """Sign `body` and keep it under `key`, in our name, for `ttl_s`; whether at least one node stored it."""

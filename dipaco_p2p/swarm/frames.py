@@ -190,7 +190,7 @@ class Dispatcher:
         """Where the last of a peer's open calls comes from."""
         self._counts = counts
         self.known: Collection[PeerId] = ()
-        """Peers for whom more speaks than their own word, as `Swarm.note_peers`."""
+        """Peers that have worked or owned a module, seeds and the coordinator (`Watch.known`)."""
 
     def caller(self, peer: PeerId, host: str) -> Caller:
         """`peer`, which calls from `host`, as limits see it. Who is known is counted alone: at a relay's address, or

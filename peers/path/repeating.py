@@ -127,8 +127,8 @@ class Repeater:
         return ours if BlobRef.of(ours) == ref else await self._state(work, ref)
 
     def _may_be(self, work: Contribution, recipe: Recipe) -> bool:
-        """Whether anybody could have taken its steps. Else no auditor could take them either, and who says so would
-        never be found: a round has no more steps, and a step always as many tokens."""
+        """Whether anybody could have taken its steps: a round has no more, each has the same number of tokens, and its
+        version was there. Otherwise no auditor could repeat them, and their author would never be found."""
         inner, model = self._node.run.config.inner, self._node.run.config.model
         is_whole = work.steps <= inner.steps and work.tokens == work.steps * inner.batch * model.context
         return is_whole and recipe.round <= work.base_version <= self._node.run.rounds

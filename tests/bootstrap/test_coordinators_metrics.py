@@ -210,18 +210,25 @@ def test_a_scraper_gets_the_text_and_any_other_request_its_refusal() -> None:
     served(scene)
 
 
-def test_a_scraper_is_answered_beside_silent_clients_which_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scraper_is_answered_beside_silent_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "PAGE_CLIENTS_MAX", 2)
-    monkeypatch.setattr(web, "PAGE_CLIENT_S", 1.0)
 
     async def scene(address: str, port: int) -> None:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         assert (await said(port, b"GET /metrics HTTP/1.0\r\n\r\n")).startswith("HTTP/1.1 200 ")
-        assert await said(port, b"GET") == ""
         for _, writer in silent:
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
+
+    served(scene)
+
+
+def test_a_client_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "PAGE_CLIENT_S", 0.01)
+
+    async def scene(address: str, port: int) -> None:
+        assert await said(port, b"GET") == ""
 
     served(scene)
 

@@ -9,6 +9,7 @@ from e2e_harness import Program, Programs, breaches, eventually, free_port, vers
 
 pytestmark = [pytest.mark.libp2p, pytest.mark.slow]
 DISK_BYTES = 28_500_000
+"""Of each volunteer: some rounds of this model. Before unsigned work had a limit, all three had filled it in 60 s."""
 
 
 def test_volunteers_whose_disks_are_full_of_what_is_not_signed_wait_for_the_coordinator(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,27 @@ def test_a_leader_whose_group_the_coordinator_changed_is_seen_to_lead_until_it_s
     heads = {LEADER.peer: head_of(first(run))}
     mandates.learn(MODULE, [granted(run, MODULE, term=2, leader=LEADER.peer)])
     assert mandates.best_head(MODULE, heads) == (LEADER.peer, heads[LEADER.peer])
+
+
+def test_all_peers_follow_the_same_leader_in_whatever_order_they_heard_of_them(run: Run) -> None:
+    one, other = sorted((signer(4), signer(5)), key=lambda each: each.peer)
+    latest = granted(run, MODULE, term=2, leader=STRANGER.peer, mirrors=(one.peer, other.peer))
+    learnt = [
+        (first(run),),
+        (first(run), *(by_member(run, MIRROR, term=term) for term in (2, 3, 4))),
+        (latest,),
+        *((latest, by_member(run, mirror, term=3, leader=mirror)) for mirror in (one, other)),
+    ]
+    heads = {mandate[-1].document.leader: head_of(mandate[-1]) for mandate in learnt}
+    assert len(heads) == len(learnt)
+    for order in itertools.permutations(learnt):
+        mandates, left = Mandates(run), dict(heads)
+        for mandate in order:
+            mandates.learn(MODULE, mandate)
+        for leader in (other.peer, one.peer, STRANGER.peer):
+            shown = itertools.permutations(left.items())
+            assert {mandates.best_head(MODULE, dict(some)) for some in shown} == {(leader, left.pop(leader))}
+        assert mandates.best_head(MODULE, left) is None
 
 
 def test_an_older_mandate_changes_nothing(run: Run, mandates: Mandates) -> None:

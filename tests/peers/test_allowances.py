@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dipaco_p2p.errors import EnvironmentUnfit
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.program import files
+from peers.governor import allowances
 from peers.governor.allowances import STALE_S, Allowance, InUse, folder_bytes, limited, prune
 
 KB = 1024
@@ -77,8 +80,11 @@ def test_a_write_that_finds_no_room_finds_it_after_pruning(tmp_path: Path) -> No
     assert folder_bytes(home) <= 128 * KB and any(not path.exists() for path in older)
 
 
-def test_what_is_left_counts_what_can_be_spared_and_looks_for_it_now_and_then(tmp_path: Path) -> None:
-    home, walks = tmp_path / "home", []
+def test_what_is_left_counts_what_can_be_spared_and_looks_for_it_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, walks, now_s = tmp_path / "home", [], [1000.0]
+    monkeypatch.setattr(allowances, "time", SimpleNamespace(time=time.time, monotonic=lambda: now_s[0]))
     older = fill(home / "runs" / "before" / "blobs" / "ab" / "abc", 40 * KB)
     needed = fill(home / "runs" / "now" / "blobs" / "cd" / "cde", 40 * KB)
 
@@ -89,7 +95,11 @@ def test_what_is_left_counts_what_can_be_spared_and_looks_for_it_now_and_then(tm
     with limited(Allowance(home, 100 * KB, in_use=in_use)):
         assert files.disk.free_bytes(home, wanted=10 * KB) == 20 * KB and older.exists()
         assert files.disk.free_bytes(home, wanted=60 * KB) == 60 * KB and needed.exists() and not older.exists()
-        assert [files.disk.free_bytes(home, wanted=70 * KB) for _ in range(9)] == [60 * KB] * 9 and len(walks) == 1
+        spare = fill(home / "runs" / "before" / "blobs" / "ab" / "abd", 20 * KB)
+        assert [files.disk.free_bytes(home, wanted=70 * KB) for _ in range(9)] == [60 * KB] * 9
+        assert len(walks) == 1 and spare.exists()
+        now_s[0] += allowances.LOOK_S
+        assert files.disk.free_bytes(home, wanted=70 * KB) == 60 * KB and len(walks) == 2 and not spare.exists()
 
 
 def test_files_that_others_removed_are_found_to_be_gone(tmp_path: Path) -> None:

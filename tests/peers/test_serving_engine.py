@@ -378,16 +378,17 @@ async def test_a_module_that_comes_slowly_holds_up_its_own_paths_alone(
     engine = await opened(served)
     slow, quick = PathId((0, 0, 0)), PathId((1, 1, 3))
     held = {version.digest for version in await served.open().path_versions(slow)}
-    came, blob = asyncio.Event(), _Folder.blob
+    asked, came, blob = asyncio.Event(), asyncio.Event(), _Folder.blob
 
     async def slowly(self: _Folder, ref: BlobRef) -> bytes:
         if ref.digest in held:
+            asked.set()
             await came.wait()
         return await blob(self, ref)
 
     monkeypatch.setattr(_Folder, "blob", slowly)
     waiting = [asyncio.create_task(text_of(engine, dataclasses.replace(GREEDY, path=slow))) for _ in range(2)]
-    await asyncio.sleep(0.05)
+    await asyncio.wait_for(asked.wait(), 20)
     async with asyncio.timeout(20):
         assert (await text_of(engine, dataclasses.replace(GREEDY, path=quick)))[1]
     waiting[0].cancel()  # whoever hangs up leaves the other one what it waits for

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -73,13 +72,13 @@ def test_a_prompt_of_too_many_bytes_is_refused_before_it_is_cut_to_tokens(
     assert cut == [CONTEXT * LONGEST]
 
 
-def test_halves_of_characters_cost_no_more_than_other_tokens() -> None:
+def test_halves_of_characters_cost_no_more_than_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attack: a prompt of them, to be echoed; each was decoded with all before it, while nobody was answered."""
     tokenizer = Tokenizer(TOKENIZER)
     [half] = [token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == b"\x80"]
-    pieces, began_s = Pieces(tokenizer), time.process_time()
-    assert [pieces.add(half) for _ in range(20_000)] == [HALF_CHARACTER] * 20_000
-    assert time.process_time() - began_s < 5
+    pieces = Pieces(tokenizer)
+    monkeypatch.setattr(Tokenizer, "decode", None)  # it costs as much as all that came before
+    assert [pieces.add(half) for _ in range(100)] == [HALF_CHARACTER] * 100
 
 
 def test_more_chances_than_memory_should_hold_are_refused(tmp_path: Path) -> None:

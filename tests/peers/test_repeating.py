@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from runtime_harness import TinyVolunteer, World
-from tiny_run import tiny_config
+from tiny_run import signer, tiny_config
 from virtual_time import eventually, play
 
 from dipaco_p2p.canonical import canonical_bytes
@@ -20,12 +21,16 @@ from dipaco_p2p.core.arrays import from_bfloat16, to_bfloat16
 from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.outer.compress import compress, decode_compressed, encode_compressed
 from dipaco_p2p.core.tensor_file import decode, encode
+from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.node import reading
+from dipaco_p2p.node.calls import GetChain
 from dipaco_p2p.node.items import Page
 from dipaco_p2p.node.reading import ask_chain
 from dipaco_p2p.protocol.documents import BlobRef, Contribution
 from dipaco_p2p.protocol.gate import MADE_UP, Repetition
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import VALUES_MAX
+from dipaco_p2p.topology import ModuleId
 from peers.path.repeating import Repeater
 from peers.path.trainer import Flat, OuterGradient, PathTrainer
 
@@ -257,7 +262,7 @@ def test_a_page_of_versions_that_ends_too_soon_excuses_nobody(tmp_path: Path, mo
             tried.append(await repeat(self, made_up, *parts))
         return await repeat(self, work, *parts)
 
-    monkeypatch.setattr("peers.path.repeating.ask_chain", one_by_one)
+    monkeypatch.setattr("dipaco_p2p.node.reading.ask_chain", one_by_one)
     monkeypatch.setattr(Repeater, "__call__", lied)
     authors: list[TinyVolunteer] = []
 
@@ -269,6 +274,19 @@ def test_a_page_of_versions_that_ends_too_soon_excuses_nobody(tmp_path: Path, mo
 
     play(scenario)
     assert set(tried) == {MADE_UP}
+
+
+async def test_a_page_that_comes_again_and_again_ends_nobodys_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: an auditor paged up to the version that a work named, and took the same page each time."""
+
+    async def again(*asked: Any, **how: Any) -> list[Any]:
+        return [SimpleNamespace(document=SimpleNamespace(version=1))]
+
+    monkeypatch.setattr(reading, "ask_chain", again)
+    monkeypatch.setattr(reading, "read_items", lambda kind, page: page)
+    node: Any = SimpleNamespace(run=SimpleNamespace(rounds=2**40))
+    with pytest.raises(IntegrityError, match="it gave others"):
+        await reading.versions_after(node, (signer(1).peer, GetChain), ModuleId(1, 0), after=0, up_to=2**40)
 
 
 def test_a_state_on_which_the_steps_fail_is_made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,8 +261,8 @@ class Challenges:
             for peer in self._offers.keepers(range_of(module, version)):
                 is_silent = peer not in self._node.watch.heartbeats or Answer.SILENT in answers.get(peer, [])
                 # A keeper that is always nearly late is no liar, but would hold up all others.
-                is_silent = is_silent or self._took_s[peer] >= enough_s
-                if len(proved) < self._wanted and peer not in proved and not is_silent:
+                is_passed_over = is_silent or self._took_s[peer] >= enough_s
+                if len(proved) < self._wanted and peer not in proved and not is_passed_over:
                     began_s = clock.now_s()
                     if await self._proves_all(peer, module, version, answers):
                         proved.add(peer)

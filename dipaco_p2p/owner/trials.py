@@ -365,7 +365,7 @@ class Trials:
         is_split = gate.is_split(heard, coordinator=coordinator)
         if coordinator in said or (len(said) >= wanted and not is_split):
             return []
-        others = [one for one in self._auditors(document, draw) if one not in said and one != self._node.peer]
+        others = [one for one in self._candidates(document, draw) if one not in said and one != self._node.peer]
         others.sort(key=lambda judge: (judge in self._slow, silent.get(judge, 0)))
         willing = [judge for judge in others if judge not in self._slow and not silent.get(judge)]
         has_coordinator = coordinator != document.author and self._lives(coordinator)
@@ -386,7 +386,7 @@ class Trials:
         least = 2 if _is_drawn(f"again {draw}", AGAIN) else 1
         while sum(one.document.repeated is not None for one in said.values()) < least or _is_undecided(said):
             now_s = self._node.clock.now_s()
-            left = [judge for judge in self._auditors(document, draw) if judge not in asked]
+            left = [judge for judge in self._candidates(document, draw) if judge not in asked]
             if not left or now_s >= until_s + self._limit_s():
                 return
             if (judge := next((one for one in left if one not in taken), None)) is None:
@@ -452,10 +452,10 @@ class Trials:
     def _lives(self, peer: PeerId) -> bool:
         return peer == self._node.peer or peer in self._node.watch.heartbeats
 
-    def _auditors(self, document: Contribution, draw: str) -> list[PeerId]:
-        """Who may repeat it, the first choice first. Leaders of the path's other modules last, since these do not ask
-        themselves; not the coordinator, who has the last word, and nobody whose word does not count. We among them:
-        else each leader of the path would ask others, and have the work repeated more than once."""
+    def _candidates(self, document: Contribution, draw: str) -> list[PeerId]:
+        """Who may judge or repeat it, the first choice first. Leaders of the path's other modules last, since these do
+        not ask themselves; not the coordinator, who has the last word, and nobody whose word does not count. We among
+        them: else each leader of the path would ask others, and have the work repeated more than once."""
         watch, without = self._node.watch, {document.author, self._node.run.manifest.author}
         alive = {peer for peer, beat in watch.heartbeats.items() if beat.owns and peer not in without}
         alive |= {self._node.peer} - without

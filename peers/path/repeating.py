@@ -69,7 +69,7 @@ class Repeater:
     ) -> Repetition:
         """Raises DipacoError if it cannot be done here; what its author withholds is a repetition that failed."""
         recipe = work.recipe
-        if recipe is None or work.state is None or not self._may_be(work, recipe):
+        if recipe is None or work.state is None or not self._is_possible(work, recipe):
             return MADE_UP
         if recipe.start is not None:
             node, limit_s = self._node, max(self._node.run.config.rounds.deadline_s, 2 * CALL_TIMEOUT_S)
@@ -126,7 +126,7 @@ class Repeater:
         ours = await asyncio.to_thread(trainer.state_bytes, made)
         return ours if BlobRef.of(ours) == ref else await self._state(work, ref)
 
-    def _may_be(self, work: Contribution, recipe: Recipe) -> bool:
+    def _is_possible(self, work: Contribution, recipe: Recipe) -> bool:
         """Whether anybody could have taken its steps: a round has no more, each has the same number of tokens, and its
         version was there. Otherwise no auditor could repeat them, and their author would never be found."""
         inner, model = self._node.run.config.inner, self._node.run.config.model

@@ -158,7 +158,7 @@ def test_an_auditor_that_did_not_look_is_found_when_another_one_does(audit_scene
         await on.version(1)
         findings = on.findings(1)
         assert findings is not None and len(findings.contradicted) == 1
-        judges = on.owner.trials._auditors((await on.work(author, GOOD)).document, "any draw")
+        judges = on.owner.trials._candidates((await on.work(author, GOOD)).document, "any draw")
         assert len(judges) == 2 and findings.contradicted[0] not in judges
         await on.verified()
 

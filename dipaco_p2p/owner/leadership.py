@@ -281,8 +281,7 @@ class Leadership:
             except DipacoError as error:
                 log.info("%s: the better branch of ...%s is not to be had: %s", module, short(peer), error)
             if heads[peer].branch.is_better(self.chains[module].ledger.branch):
-                now_s = node.clock.now_s()
-                self._merges_s[module] = now_s + MERGE_REST * (now_s - began_s)
+                self._merges_s[module] = began_s + (1 + MERGE_REST) * (node.clock.now_s() - began_s)
         for archive in leader.diverged_archives:
             await leader.merge(archive, await RemoteLedger(self._node, archive, leader.module).branch())
 

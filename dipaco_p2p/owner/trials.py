@@ -357,9 +357,8 @@ class Trials:
         said: Mapping[PeerId, Sealed[Appraisal]],
         silent: Mapping[PeerId, int],
     ) -> list[PeerId]:
-        """Which judges to ask next; never ourselves. None once judges have said enough. The coordinator if judges are
-        too few, silent or differ; while it is away, the next judge in order. `silent` says how often a judge gave
-        nothing: others come first."""
+        """Which judges to ask next, never ourselves: nobody once they have said enough; the coordinator if they are too
+        few, silent or differ; while it is away, the next in order. `silent` counts tries in vain: others come first."""
         coordinator, wanted = self._node.run.manifest.author, self._node.run.config.judging.judges
         heard = [sealed.document for sealed in said.values()]
         is_split = gate.is_split(heard, coordinator=coordinator)

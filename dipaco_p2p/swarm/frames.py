@@ -269,11 +269,6 @@ def is_bulk(header: dict[str, Any], body_bytes: int) -> bool:
     return body_bytes > CONTROL_BODY_BYTES_MAX or method in BULK_METHODS
 
 
-def most_at_host(free: int, *, in_all: int) -> int:
-    """What one address may hold of something: half for one alone; two that held half would hold all."""
-    return max(1, 2 * free * free // in_all)
-
-
 class Share:
     """Counts what callers hold of `in_all`: each peer at most `per_peer`, and at most a fraction of what is free; all
     peers of one address together at most half, and the less the fuller it is, since keys cost nothing."""
@@ -289,7 +284,7 @@ class Share:
         """Take one for `caller`; False if it already has its share."""
         free = self._in_all - self._held.total()
         limit = min(self._per_peer, max(1, free // self._fraction))
-        limit_at = most_at_host(free, in_all=self._in_all)
+        limit_at = max(1, 2 * free * free // self._in_all)  # half for one alone; two that held half would hold all
         if not free or self._held[caller.peer] >= limit or self._held_at[caller.host] >= limit_at:
             return False
         self._held[caller.peer] += 1

@@ -23,7 +23,6 @@ from ..clock import Clock
 from ..errors import Refused
 from ..protocol.reasons import Reason
 from .blobs.bandwidth import Way
-from .frames import most_at_host
 
 if TYPE_CHECKING:  # who reads the limits in a run file needs no cryptography for it (benchmarks/gpu)
     from ..protocol.signing import PeerId
@@ -145,8 +144,8 @@ class Slots:
         held = Counter(circuit.source.peer for circuit in self._circuits)
         at_host = sum(bool(source.host) and circuit.source.host == source.host for circuit in self._circuits)
         free = self.limits.circuits - len(self._circuits)
-        limit_at = most_at_host(free, in_all=self.limits.circuits)
-        if free <= 0 or held[source.peer] >= self.limits.circuits_per_peer or at_host >= limit_at:
+        most_at_host = max(1, 2 * free * free // self.limits.circuits)  # half for one alone, as in frames.py
+        if free <= 0 or held[source.peer] >= self.limits.circuits_per_peer or at_host >= most_at_host:
             raise Refused("no circuit is free", reason=Reason.BUSY)
         until_s = now_s + self.limits.circuit_s
         circuit = Circuit(source, target, until_s, self.limits.circuit_bytes)

@@ -48,7 +48,7 @@ def test_two_works_are_repeated_by_two_auditors_at_once(audit_scene: Play, monke
     async def act(on: AuditScene) -> None:
         first, second = await on.author(60), await on.author(61)
         order = [leader.peer for leader in on.world.leaders if leader.peer != on.leader.peer]
-        monkeypatch.setattr(Trials, "_auditors", lambda self, document, draw: order)
+        monkeypatch.setattr(Trials, "_candidates", lambda self, document, draw: order)
         await on.push(first, GOOD)
         await on.push(second, GOOD, path=OTHER_PATH)
         await eventually(lambda: len(on.auditors.asked) == 2)

@@ -135,17 +135,17 @@ async def versions_after(
     node: Observer, teller: Teller, module: ModuleId, *, after: int, up_to: int
 ) -> list[Sealed[ModuleVersion]]:
     """What one of `chain_tellers` tells after version `after`, page by page until version `up_to` is on one, or no
-    more comes. Raises as the call, and IntegrityError for a page that does not go on from the one before: whoever
-    answers could page for ever."""
+    more comes; nothing after the stage's last version. Raises as the call, and IntegrityError for a page that does not
+    go on from the one before: whoever answers could page for ever."""
     found: list[Sealed[ModuleVersion]] = []
-    while (begin := after + len(found)) < min(up_to, node.run.rounds):
+    while (begin := after + len(found)) < up_to:
         page = read_items(ModuleVersion, await ask_chain(node, teller, module, after=begin))
         if [sealed.document.version for sealed in page] != list(range(begin + 1, begin + 1 + len(page))):
             raise IntegrityError(f"asked for the versions of {module} after {begin}, it gave others")
         if not page:
             break
         found += page
-    return found
+    return [sealed for sealed in found if sealed.document.version <= node.run.rounds]
 
 
 async def fetch_chain(node: Observer, module: ModuleId) -> list[ModuleVersion]:
@@ -229,7 +229,8 @@ async def _checked_chain(
 ) -> list[Sealed[ModuleVersion]]:
     for start in [known, []] if known else [[]]:
         try:
-            found = await _chain_of(node, teller, module, start)
+            beyond = node.run.rounds + 1  # asked for once more: who tells all again is refused
+            found = [*start, *await versions_after(node, teller, module, after=len(start), up_to=beyond)]
             check_chain(found, node.run.manifest, module)
             for sealed in found[len(start) :]:
                 node.run.check_sizes(sealed.document)
@@ -238,23 +239,6 @@ async def _checked_chain(
             if not start:
                 raise
     raise AssertionError("the last try returns or raises")
-
-
-async def _chain_of(
-    node: Observer,
-    teller: Teller,
-    module: ModuleId,
-    known: Sequence[Sealed[ModuleVersion]],
-) -> list[Sealed[ModuleVersion]]:
-    found = list(known)
-    while True:
-        page = read_items(ModuleVersion, await ask_chain(node, teller, module, after=len(found)))
-        page = [sealed for sealed in page if sealed.document.version <= node.run.rounds]
-        if len(found) + len(page) > node.run.rounds:
-            raise IntegrityError(f"more versions of {module} than the run has rounds")
-        found += page
-        if not page:
-            return found
 
 
 async def fetch_rejections(node: Observer, module: ModuleId) -> list[Rejection]:

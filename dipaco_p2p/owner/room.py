@@ -13,6 +13,7 @@ from ..node.node import Member
 from ..node.run import Run
 from ..program import files
 from ..protocol.reasons import Reason
+from ..topology import ModuleId
 
 UNSIGNED_MAX = KEPT_MAX * 3 // 4
 """Contributions to a module that are not final: who takes it over must be able to list them."""
@@ -34,8 +35,5 @@ def require_room(node: Member, ledger: Ledger) -> None:
 
 
 def path_bytes_max(run: Run) -> int:
-    """The parameters of the largest path."""
-    levels: dict[int, int] = {}
-    for module in run.topology.modules():
-        levels[module.level] = max(levels.get(module.level, 0), run.snapshot_bytes_max(module))
-    return sum(levels.values())
+    """The parameters of a path: the modules of a level have the same layout."""
+    return sum(run.snapshot_bytes_max(ModuleId(level, 0)) for level in range(len(run.topology.widths)))

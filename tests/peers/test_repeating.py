@@ -218,6 +218,18 @@ LIES: tuple[Lie, ...] = (
 )
 
 
+def train_until(is_over: Callable[[], bool], tmp_path: Path, authors: list[TinyVolunteer]) -> None:
+    """Three volunteers, who are the `authors`, train and are audited."""
+
+    async def scenario() -> None:
+        async with World(tmp_path, config=audited_config(rounds=9)) as world:
+            world.join_all((1, 2, 3))
+            authors.extend(world.volunteers)
+            await eventually(is_over, limit_s=300.0)
+
+    play(scenario)
+
+
 def test_who_lies_about_where_its_steps_began_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All lies about one and the same work, which is repeated as it is, too."""
     tried: dict[str, bool] = {}
@@ -233,14 +245,7 @@ def test_who_lies_about_where_its_steps_began_has_failed(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Repeater, "__call__", lied)
     authors: list[TinyVolunteer] = []
-
-    async def scenario() -> None:
-        async with World(tmp_path, config=audited_config(rounds=9)) as world:
-            world.join_all((1, 2, 3))
-            authors.extend(world.volunteers)
-            await eventually(lambda: len(tried) > len(LIES), limit_s=300.0)
-
-    play(scenario)
+    train_until(lambda: len(tried) > len(LIES), tmp_path, authors)
     assert tried == {"honest": True} | {lie.__name__: False for lie in LIES}
 
 
@@ -265,14 +270,7 @@ def test_a_page_of_versions_that_ends_too_soon_excuses_nobody(tmp_path: Path, mo
     monkeypatch.setattr("dipaco_p2p.node.reading.ask_chain", one_by_one)
     monkeypatch.setattr(Repeater, "__call__", lied)
     authors: list[TinyVolunteer] = []
-
-    async def scenario() -> None:
-        async with World(tmp_path, config=audited_config(rounds=9)) as world:
-            world.join_all((1, 2, 3))
-            authors.extend(world.volunteers)
-            await eventually(lambda: bool(tried), limit_s=300.0)
-
-    play(scenario)
+    train_until(lambda: bool(tried), tmp_path, authors)
     assert set(tried) == {MADE_UP}
 
 
@@ -308,11 +306,5 @@ def test_a_state_on_which_the_steps_fail_is_made_up(tmp_path: Path, monkeypatch:
         return encode({**tensors, **huge, **codes})
 
     monkeypatch.setattr(Repeater, "__call__", lied)
-
-    async def scenario() -> None:
-        async with World(tmp_path, config=audited_config(rounds=9)) as world:
-            world.join_all((1, 2, 3))
-            await eventually(lambda: bool(tried), limit_s=300.0)
-
-    play(scenario)
+    train_until(lambda: bool(tried), tmp_path, [])
     assert set(tried) == {MADE_UP}

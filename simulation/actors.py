@@ -250,8 +250,8 @@ class VolunteerMachine(Machine):
         """Whether its own steps are others than those of its path."""
         self.is_empty_handed = False
         """Whether it says that it keeps old versions, and keeps none."""
-        self.lies_as_leader = False
-        """Whether its versions do not follow from the contributions that they count."""
+        self.lie_as_leader = ""
+        """`versions` if these do not follow from the contributions that they count, `branch` if it shows another."""
         self.lie = ""
         """What it says of the paths through its modules: `crowded`, `empty`, `junk`, or the truth."""
         self._tour: StageRunner | None = None

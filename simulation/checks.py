@@ -181,6 +181,15 @@ def _one_digest_each(outcome: Outcome) -> Iterator[Broken]:
             yield Broken(3, f"version {version} of {module} was archived, and is not on the chain any more")
 
 
+def latecomers_begin_on_the_chain(outcome: Outcome) -> Iterator[Broken]:
+    """3: whoever comes late begins at a version that the coordinator has signed."""
+    for event in outcome.of("begins late"):
+        module, version = str(event.facts["module"]), int(event.facts["version"])
+        chain = outcome.chains[module]
+        if len(chain) < version or chain[version - 1].digest != event.facts["digest"]:
+            yield Broken(3, f"{event.who} began at a version {version} of {module} that is not on the chain")
+
+
 def terms_are_remembered(outcome: Outcome) -> Iterator[Broken]:
     """3: who has led a term never forgets it: it would believe a leader that was deposed before."""
     for event in outcome.of("leads"):
@@ -378,6 +387,7 @@ SAFETY: tuple[Check, ...] = (
     originals_count,
     strangers_lead_last,
     versions_only_grow,
+    latecomers_begin_on_the_chain,
     terms_are_remembered,
     the_deposed_are_refused,
     modules_are_sound,

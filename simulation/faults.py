@@ -22,6 +22,7 @@ from dipaco_p2p.protocol.signing import PeerId
 from .actors import Environment, Machine, VolunteerMachine
 from .hostile import HOSTILE_ACTS, Stranger
 from .observe import heads
+from .plan import CHECKPOINT
 
 Fault = Callable[[Environment, random.Random], Awaitable[None]]
 
@@ -34,7 +35,7 @@ OWNERS_IN_A_NARROW_KEY = 12
 HEARERS_DIE = 0.7
 """The share of forgeries whose first hearer dies."""
 SLOWEST_S = 10.0
-"""Of an inner step."""
+"""Of an inner step, even where two make a machine slow: it is over before a run counts as standing still."""
 
 
 def fault(name: str) -> Callable[[Fault], Fault]:
@@ -138,7 +139,6 @@ async def slow(world: Environment, chance: random.Random) -> None:
     """A machine far away, or with a poor line, that also trains slowly."""
     victim = some(world, chance)
     world.network.slow(victim.peer, chance.uniform(0.2, 2.0))
-    # Twice slow is no slower than this: a step must be over before a run counts as standing still.
     before, victim.step_s = victim.step_s, min(victim.step_s * chance.uniform(2.0, 10.0), SLOWEST_S)
     await asyncio.sleep(2 * away_s(world, chance))
     world.network.slow(victim.peer, 0.0)
@@ -297,13 +297,16 @@ async def lying_keeper(world: Environment, chance: random.Random) -> None:
 
 @fault("lying leader")
 async def lying_leader(world: Environment, chance: random.Random) -> None:
-    """The first volunteer that leads makes versions that do not follow from the contributions that they count, until
-    the other faults are over."""
+    """Until the other faults are over the first volunteer that leads makes versions that do not follow from what they
+    count, or, where whoever comes late begins at a checkpoint, shows another branch."""
     while not (leads := [event.who for event in world.events if event.ev == "leads" and event.who != world.seed.name]):
         await asyncio.sleep(RETRY_S)
     liar = next(volunteer for volunteer in world.volunteers if volunteer.name == leads[0])
-    liar.lies_as_leader = True
+    liar.lie_as_leader = "branch" if world.plan.is_long else "versions"
     world.note(liar.name, "lies as a leader")
+    while max(world.seed.archived().values(), default=0) <= CHECKPOINT:
+        await asyncio.sleep(RETRY_S)
+    await disk_loss(world, chance)
 
 
 @fault("forging volunteer")

@@ -18,6 +18,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner.chain import ModuleChain
 from dipaco_p2p.owner.challenges import Answer, Challenges
+from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.leadership import Leadership
 from dipaco_p2p.owner.timing import Timing
@@ -129,6 +130,7 @@ def a_keeper_that_keepsnothing(patches: Patches) -> None:
         return Answer.PROVED if answer is Answer.LIED else answer
 
 
+replacing("a checkpoint of another branch", (Follower, "_is_checkpoint", always(True)), faults=("lying leader",))
 replacing("a coordinator signs without a quorum", (Mandates, "has_quorum", always(True)), faults=("lying leader",))
 
 

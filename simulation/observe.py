@@ -16,8 +16,9 @@ from unittest import mock
 from dipaco_p2p.config import RunConfig
 from dipaco_p2p.errors import DipacoError
 from dipaco_p2p.owner.chain import ModuleChain
+from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.program.history import History
-from dipaco_p2p.protocol.documents import Contribution, Sealed
+from dipaco_p2p.protocol.documents import Contribution, ModuleVersion, Sealed
 from dipaco_p2p.protocol.liveness import Claim, Head, read_all
 from dipaco_p2p.protocol.neighbours import DEPTH_MAX, bits, place
 from dipaco_p2p.protocol.records import Record, claims_key, heads_key, newest, peer_key, peers_key
@@ -223,9 +224,9 @@ def _of_path(world: Environment, path: PathId, names: dict[PeerId, str]) -> str:
 
 @contextlib.contextmanager
 def observed(world: Environment) -> Iterator[None]:
-    """Notes all events of the programs' histories; and for whom a mirror keeps something, and who leads as far as it
-    knows."""
-    add, keep = History.add, ModuleChain.keep_contribution
+    """Notes all events of the programs' histories; for whom a mirror keeps something, and who leads as far as it knows;
+    and where whoever comes late begins."""
+    add, keep, begin_at = History.add, ModuleChain.keep_contribution, Follower._begin_at
 
     def added(self: History, ev: str, **values: Any) -> None:
         world.observe(ev, values)
@@ -238,7 +239,16 @@ def observed(world: Environment) -> Iterator[None]:
         facts = {"module": str(module), "id": sealed.id, "to": sender, "leader": grant and grant.leader}
         world.observe("confirmed", facts)
 
-    with mock.patch.object(History, "add", added), mock.patch.object(ModuleChain, "keep_contribution", kept):
+    def begun(self: Follower, checkpoint: ModuleVersion) -> None:
+        facts = {"module": str(self.module), "version": checkpoint.version, "digest": checkpoint.digest}
+        world.observe("begins late", facts)
+        begin_at(self, checkpoint)
+
+    with (
+        mock.patch.object(History, "add", added),
+        mock.patch.object(ModuleChain, "keep_contribution", kept),
+        mock.patch.object(Follower, "_begin_at", begun),
+    ):
         yield
 
 

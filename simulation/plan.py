@@ -37,6 +37,9 @@ GROWN_UNTIL_S = 15.0
 GROWN_SHARE = 0.1
 """Of the seeds that may, if they may have other faults as well."""
 NARROW_SHARE = 0.25
+LONG_SHARE = 0.5
+CHECKPOINT = 1
+"""Whoever comes to a longer chain, in a run where it looks long, begins at one of the newest versions."""
 EARLIER_SHARE = 0.3
 OF_LARGE_SWARMS = ("lying summary", "flooded bucket")
 KEEPING = "lying keeper"
@@ -86,6 +89,8 @@ class Plan:
     is_narrow: bool = False
     """Whether peers know as little of each other as in a swarm of thousands: buckets split when they have a few
     members, and nobody reads the swarm whole."""
+    is_long: bool = False
+    """Whether chains look so long to whoever comes late that it begins at a checkpoint."""
     earlier: int = 0
     """So many of the first volunteers worked in a stage before."""
 
@@ -127,6 +132,7 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
         remade=(remade := _remade(seed, {fault.name for fault in found})),
         measured=0.0 if remade < 1 and random.Random(f"measured {seed}").random() < BARE_SHARE else 1.0,
         earlier=_earlier(seed, count),
+        is_long=random.Random(f"long {seed}").random() < LONG_SHARE,
         is_narrow=is_narrow(seed) or any(fault.name in OF_LARGE_SWARMS for fault in found),
     )
 

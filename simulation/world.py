@@ -17,14 +17,17 @@ from unittest import mock
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.node import neighbourhood
-from dipaco_p2p.node.calls import Prove, Proven
+from dipaco_p2p.node.calls import GetChain, Prove, Proven
+from dipaco_p2p.node.items import Page, items_reply, read_items
 from dipaco_p2p.node.path_counts import PathCounts
-from dipaco_p2p.owner import challenges, keeper, sources
+from dipaco_p2p.owner import challenges, follower, keeper, sources
 from dipaco_p2p.owner.keeper import Keeper
 from dipaco_p2p.owner.leader import Leader
+from dipaco_p2p.owner.mirror_calls import MirrorCalls
 from dipaco_p2p.owner.version import Made
 from dipaco_p2p.program.files import listening
 from dipaco_p2p.protocol import neighbours
+from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sealed, seal
 from dipaco_p2p.protocol.keeping import Range
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.swarm import record_cache
@@ -34,7 +37,7 @@ from .disk import installed
 from .faults import FAULTS, OWNERS_IN_A_NARROW_KEY, pardon
 from .history import Look
 from .observe import DiskView, Movement, logged, longest_rest_s, look, observed, told_waits
-from .plan import Plan
+from .plan import CHECKPOINT, Plan
 from .virtual_time import WHO, VirtualLoop
 from .witness import Witness
 
@@ -55,6 +58,9 @@ NARROW = (
 
 SOONER = ((keeper, "LOOK_LIVES", 0.15), (challenges, "LOOK_LIVES", 0.3), (keeper, "FREE_BYTES_MIN", 0))
 """A run here is over before keepers would have looked often."""
+
+LONG = ((follower, "FAR_BEHIND", CHECKPOINT), (follower, "READ_BEFORE", 1))
+"""What makes a chain of a few versions so long that whoever comes late begins at a checkpoint."""
 
 LIE = 0.01
 """What a liar adds to each value of the residual; each parameter then moves by about as much."""
@@ -189,12 +195,31 @@ def _false_versions(world: World) -> tuple[Any, str, Any]:
 
     def makes(self: Leader) -> Made:
         volunteer = _running(world)
-        is_liar = volunteer is not None and volunteer.lies_as_leader
+        is_liar = volunteer is not None and volunteer.lie_as_leader == "versions"
         if is_liar and not world.is_calm and self._state is not None:
             self._state = replace(self._state, residual=self._state.residual + LIE)
         return make(self)
 
     return Leader, "_make", makes
+
+
+def _false_branch(world: World) -> tuple[Any, str, Any]:
+    """What leaders show of their chains: one that lies shows versions of its own, each the successor of the last."""
+    show = MirrorCalls._on_chain
+
+    async def shows(self: MirrorCalls, sender: PeerId, request: GetChain) -> Page[ModuleVersion]:
+        volunteer, shown = _running(world), await show(self, sender, request)
+        if volunteer is None or volunteer.lie_as_leader != "branch" or world.is_calm:
+            return shown
+        forged: list[Sealed[ModuleVersion]] = []
+        for document in (sealed.document for sealed in read_items(ModuleVersion, shown)):
+            parent = forged[-1].document.digest if forged else document.parent
+            made_up = BlobRef.of(f"version {document.version} of another branch".encode())
+            author = volunteer.peer
+            forged.append(seal(volunteer.signer, replace(document, parent=parent, snapshot=made_up, author=author)))
+        return items_reply(forged)
+
+    return MirrorCalls, "_on_chain", shows
 
 
 def keep_disks_in(home: str) -> None:
@@ -215,6 +240,10 @@ def perform(world: World, *, with_log: bool = False) -> None:
             world.witness.watch(stack)
         stack.enter_context(mock.patch.object(PathCounts, "tell", _lying(world)))
         stack.enter_context(mock.patch.object(*_false_versions(world)))
+        stack.enter_context(mock.patch.object(*_false_branch(world)))
+        if world.plan.is_long:
+            for home, name, value in LONG:
+                stack.enter_context(mock.patch.object(home, name, value))
         if world.plan.has_keepers:
             for home, name, value in (*SOONER, *_empty_handed(world)):
                 stack.enter_context(mock.patch.object(home, name, value))

@@ -101,9 +101,8 @@ class Terms(Granting):
     def takes_back(self, module: ModuleId) -> bool:
         """Whether the module's leader has made no version for longer than any round takes, while others were there and
         nothing was frozen; or tells of fewer than we have signed; or goes on though another was granted the module; or
-        took it from us while we led it, as a stranger in our group. Leading costs nothing, and a leader that refuses
-        everybody would stop the module. Also whether we took it back and have not come to lead it yet: nobody else
-        may."""
+        granted it to itself, as a stranger in a group. Leading costs nothing, and a leader that refuses everybody would
+        stop the module. Also whether we took it back and have not come to lead it yet: nobody else may."""
         node, ledger, now_s = self._node, self._chains[module].ledger, self._node.clock.now_s()
         rounds, ttl_s = node.run.config.rounds, node.run.config.liveness.heartbeat_ttl_s
         leader, version = node.watch.leader(module), ledger.head.version
@@ -136,11 +135,11 @@ class Terms(Granting):
         return now_s - since_s >= 2 * ttl_s + round_s
 
     def _is_usurped(self, module: ModuleId, leader: PeerId) -> bool:
-        """Whether a member of our group that has never worked granted itself what we were leading. While we live that
-        is not for the group to say; whoever has worked meanwhile may go on, as after a partition."""
-        mandate = [sealed.document for sealed in self._node.mandates.newest(module)]
-        is_theirs = len(mandate) > 1 and mandate[-1].leader == leader and mandate[0].leader == self._node.peer
-        return is_theirs and self._is_stranger(leader) and not self.is_catching_up
+        """Whether a member of a group that has never worked leads without our grant. While we live that is not for the
+        group to say; whoever has worked meanwhile may go on, as after a partition."""
+        mandate = self._node.mandates.newest(module)
+        is_granted_by_group = len(mandate) > 1 and mandate[-1].document.leader == leader
+        return is_granted_by_group and self._is_stranger(leader) and not self.is_catching_up
 
     def _is_stranger(self, peer: PeerId) -> bool:
         """Whether the last versions count no work of it: it could stop a module, so it gets none while we live. Nor

@@ -307,9 +307,9 @@ class Leadership:
     def _mirrors(
         self, module: ModuleId, present: tuple[PeerId, ...], *, without: Collection[PeerId] = ()
     ) -> tuple[PeerId, ...]:
-        node, owner_count = self._node, self._node.run.config.rounds.owners
+        node, count, workers = self._node, self._node.run.config.rounds.owners, self.chains.workers
         alive = {peer: beat for peer, beat in node.watch.heartbeats.items() if peer not in without}
-        return owners.mirrors(module, alive, leader=node.peer, present=present, owners=owner_count)
+        return owners.mirrors(module, alive, leader=node.peer, present=present, owners=count, workers=workers)
 
     async def _resubmit(self, module: ModuleId) -> None:
         """Contributions with a receipt that the chain may lack, since another branch or leader went on: offered to the

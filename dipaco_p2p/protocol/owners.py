@@ -60,11 +60,14 @@ def mirrors(
     leader: PeerId,
     present: Sequence[PeerId],
     owners: int,
+    workers: Collection[PeerId] = (),
 ) -> tuple[PeerId, ...]:
-    """The mirrors of a group of `owners` led by `leader`: those of `present` that live, then the next in rank."""
+    """The mirrors of a group of `owners` led by `leader`: those of `present` that live, then the next in rank, first
+    of `workers`: a member can grant itself the next term, and a key that comes first in rank is quickly made."""
     volunteers = _volunteers(heartbeats) - {leader}
     kept = [peer for peer in present if peer in volunteers]
-    others = sorted(rank(module, volunteers - set(kept)), key=lambda peer: heartbeats[peer].is_relayed)
+    others = rank(module, volunteers - set(kept))
+    others.sort(key=lambda peer: (peer not in workers, heartbeats[peer].is_relayed))
     return (*kept, *others)[: owners - 1]
 
 

@@ -127,6 +127,27 @@ async def test_a_stranger_in_the_seeds_group_cannot_grant_itself_what_the_seed_l
         assert seed.term(MODULE) > term and MODULE in seed.ownership.modules
 
 
+async def test_a_stranger_in_a_group_cannot_grant_itself_a_module_while_the_seed_lives(tmp_path: Path) -> None:
+    """Attack: a mirror that never worked granted itself the next term. The leader, which was alive, gave way, and the
+    coordinator signed what the stranger made of its own work alone."""
+    async with on_stage(tmp_path, owners=3) as (world, first, second, author):
+        stranger, ttl_s = world.leader(70, has_worked=False), world.run.config.liveness.heartbeat_ttl_s
+        seed, owner = world.seed, await first.lead(MODULE)
+        await make_versions(world, first, second.node)
+        await first.ownership._granting.obtain(MODULE, mirrors=(second.peer, stranger.peer))
+        await owner.renew()
+        own = Mandates(world.run)
+        own.learn(MODULE, first.node.mandates.newest(MODULE))
+        own.grant_next(stranger.swarm.signer, MODULE, leader=stranger.peer, mirrors=())
+        term = own.term(MODULE)
+        for node in (first.node, second.node, stranger.node, seed.node):
+            node.mandates.learn(MODULE, own.newest(MODULE))
+        await stranger.node.presence.lead(MODULE, head_record(first.chain.ledger, own.newest(MODULE)))
+        assert seed.node.mandates.leader(MODULE) == stranger.peer
+        await eventually(lambda: seed.term(MODULE) > term and MODULE in seed.ownership.modules, limit_s=2 * ttl_s)
+        assert stranger.peer not in seed.node.mandates.newest(MODULE)[-1].document.group
+
+
 async def test_work_for_another_module_counts_as_well(tmp_path: Path) -> None:
     """Attack: of two volunteers one trains each path; when one dies, nobody alive has worked for its last module."""
     other = ModuleId(1, 1)

@@ -164,6 +164,15 @@ def test_a_newcomer_fills_a_gap_and_displaces_nobody() -> None:
         assert mirrors(module, view, leader=leader, present=(two, one), owners=3) == (one,)
 
 
+def test_a_gap_is_filled_with_those_who_have_worked_before_strangers() -> None:
+    """Attack: a key made to come first in rank was in every group, and a member can grant itself the next term."""
+    for module in MODULES:
+        stranger, leader, one, two = rank(module, PEERS[:4])
+        view = dict.fromkeys([stranger, leader, one, two], OWNER)
+        assert mirrors(module, view, leader=leader, present=(), owners=3, workers={one, two}) == (one, two)
+        assert mirrors(module, view, leader=leader, present=(), owners=3, workers={two}) == (two, stranger)
+
+
 def test_neither_the_seed_nor_who_cannot_own_is_a_mirror() -> None:
     view = {SEED_NODE: SEED, PEERS[0]: OWNER, PEERS[1]: TRAINER, PEERS[2]: OWNER}
     for module in MODULES:

@@ -22,6 +22,7 @@ from ..canonical import Parts
 from ..errors import DipacoError, Refused, SwarmError, Unreachable
 from ..node.ledger import Ledger, RemoteLedger
 from ..node.node import Member, fetch_kept
+from ..node.reading import vouched
 from ..node.shardings import learn_shardings
 from ..program.files import reach
 from ..program.tasks import as_long_as
@@ -29,7 +30,7 @@ from ..protocol.admission import judge
 from ..protocol.documents import Contribution, ModuleVersion, Sealed, cosign, is_cosigned
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
-from ..protocol.versions import bases_after, blobs_of, is_final, up_to_last
+from ..protocol.versions import bases_after, blobs_of, is_final
 from ..topology import ModuleId
 from .evidence import Evidence
 from .intake import admission_rules
@@ -84,8 +85,7 @@ class Chains:
 
     def is_proven(self, peer: PeerId) -> bool:
         """Whether `peer` has worked, in this stage as far as that is known here, or in the one before."""
-        chains = self._chains.values()
-        return peer in self.earlier or any(chain.ledger.standings.has_worked(peer) for chain in chains)
+        return peer in self.earlier or any(one.ledger.standings.has_worked(peer) for one in self._chains.values())
 
     def drop_payloads(self, names: Iterable[str]) -> None:
         """Drop these blobs, but for payloads that some chain keeps: anybody can send another's once more."""
@@ -148,13 +148,11 @@ class ModuleChain:
     def note(self, versions: Sequence[Sealed[ModuleVersion]], snapshot: Parts, update: bytes | None = None) -> None:
         """What we have fetched as a trainer, the parameters of the last of it, and if it was fetched its update: kept
         unless we own the module, for then we know better. Others read it from us."""
-        if self.is_owner:
-            return
         ledger = self.ledger
         known = {(sealed.document.version, sealed.document.digest) for sealed in ledger.versions}
         versions = [one for one in versions if (one.document.version, one.document.digest) not in known]
         begin = versions[0].document.version - 1 if versions else 0
-        if not versions or begin > ledger.head.version or begin < ledger.final:
+        if self.is_owner or not versions or begin > ledger.head.version or begin < ledger.final:
             return
         if begin < ledger.head.version:  # we went over to another branch
             self._leave(begin)
@@ -406,9 +404,9 @@ class ModuleChain:
     async def _follow(self, remote: RemoteLedger, *, until: int | None) -> None:
         ledger, led_by = self.ledger, self.node.mandates.leader(self.module)
         common, theirs = await remote.meet(ledger.versions, until=until)
-        vouched = self._vouched(theirs)
-        if vouched or not self.keeps_everything:  # first: who stops here still has a whole chain
-            await self._fetch_head(vouched, remote.peer)
+        shown = self._vouched(theirs)
+        if shown or not self.keeps_everything:  # first: who stops here still has a whole chain
+            await self._fetch_head(shown, remote.peer)
         kept = await remote.kept()
         self._require_led_by(led_by)
         if common < ledger.head.version and (theirs or until is not None):
@@ -416,12 +414,12 @@ class ModuleChain:
         if not self.keeps_everything and ledger.final < ledger.head.version:
             await self._adopt_final(remote)  # first: what follows may count what ours do
             self._require_led_by(led_by)
-        for sealed in vouched:
+        for sealed in shown:
             self.append_vouched(sealed)
         await self._copy(kept, remote.peer)
         if not self.keeps_everything:
-            await copy_kept(self.node, [one for one in vouched if one.document.version > ledger.final], remote.peer)
-        for sealed in theirs[len(vouched) :]:
+            await copy_kept(self.node, [one for one in shown if one.document.version > ledger.final], remote.peer)
+        for sealed in theirs[len(shown) :]:
             self._require_led_by(led_by)
             await self._take(sealed, source=remote.peer)
             ledger.cosign(sealed.document.version, {self.node.peer: cosign(self.node.swarm.signer, sealed)})
@@ -445,8 +443,8 @@ class ModuleChain:
                 await self._adopt_final(RemoteLedger(self.node, seed, self.module))
 
     def _vouched(self, versions: list[Sealed[ModuleVersion]]) -> list[Sealed[ModuleVersion]]:
-        """Those of a chain that an entitled peer besides their maker has made again: others are made again here."""
-        return up_to_last(versions, self.node.mandates.is_vouched)
+        """Those that a trainer would take. Others are made again here: who believes us believes what came before."""
+        return vouched(self.node, versions)
 
     def _leave(self, version: int) -> None:
         """Leave our branch after `version`; what the coordinator has signed is never left: then theirs has to end."""
@@ -475,12 +473,12 @@ class ModuleChain:
                 if isinstance(error, Unreachable):  # it would be as slow with the next one
                     return
 
-    async def _fetch_head(self, vouched: Sequence[Sealed[ModuleVersion]], peer: PeerId) -> None:
+    async def _fetch_head(self, shown: Sequence[Sealed[ModuleVersion]], peer: PeerId) -> None:
         """Have what the next version is made from; a rollback that is due is made from an earlier one."""
         try:
-            await self.state.fetch(vouched[-1].document if vouched else self.ledger.head, peer)
+            await self.state.fetch(shown[-1].document if shown else self.ledger.head, peer)
         except SwarmError:
-            if due_after(self.node, self.ledger, vouched) is None:
+            if due_after(self.node, self.ledger, shown) is None:
                 raise
 
     def _drop_payloads(self, names: Iterable[str]) -> None:
@@ -489,11 +487,10 @@ class ModuleChain:
     def _prune(self, *, keep: int) -> None:
         """Drop the blobs of all versions but the newest `keep`, as nobody's base: what a peer keeps is bounded."""
         versions, oldest = self.ledger.versions, max(0, self.ledger.head.version - keep)
-        settled = min(oldest, self.ledger.final)
+        settled, held = min(oldest, self.ledger.final), bases_after(versions, self.ledger.final)
         names = {name for sealed in versions[self._pruned : oldest] for name in blobs_of(sealed.document)}
         names |= self._orphans | names_of(versions[self._settled : settled])
         names -= {name for sealed in versions[oldest:] for name in blobs_of(sealed.document)}
-        held = bases_after(versions, self.ledger.final)
         self._orphans, self._settled = names & held, max(self._settled, settled)
         for name in names - self._orphans:
             self.node.store.drop(name)

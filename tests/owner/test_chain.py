@@ -15,10 +15,10 @@ from trickling import trickle
 from virtual_time import eventually
 
 from dipaco_p2p.errors import IntegrityError, Refused, Unreachable
-from dipaco_p2p.node.calls import GetBranch, GetOpen
+from dipaco_p2p.node.calls import GetBranch, GetChain, GetOpen
 from dipaco_p2p.node.items import items_reply
 from dipaco_p2p.node.ledger import Ledger
-from dipaco_p2p.node.node import LEAST_BYTES_S, WAIT_S
+from dipaco_p2p.node.node import LEAST_BYTES_S, WAIT_S, serve_store
 from dipaco_p2p.node.run import APPRAISALS_BYTES_MAX, Run
 from dipaco_p2p.owner.outer_state import KeptState
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sealed, cosign, is_cosigned, seal
@@ -185,6 +185,36 @@ async def test_a_leader_that_counts_too_many_of_one_path_is_not_cosigned(
         await require_no(shelf.keep(version))
         monkeypatch.setattr(Run, "places", lambda run, module: 1)
         await shelf.keep(version)
+
+
+async def test_nobody_vouches_for_what_only_a_friend_of_its_leader_has_made_again(tmp_path: Path) -> None:
+    """Attack: garbage that the leader's second mirror had cosigned was taken ready made by the mirror that the
+    coordinator chose. It made the next version again, and trainers believed its word for both."""
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
+        hostile, group = shelf.world.peer(1), (shelf.node.peer, OTHER.peer)
+        await hostile.presence.beat()
+        await shelf.node.watch.refresh()
+        assert shelf.node.mandates.believes(MODULE, granted(shelf.run, MODULE, term=1, leader=ONE.peer, mirrors=group))
+        garbage, made = shelf.version(1, size=1.0, variant=1, is_handed_in=False)
+        for blob in (made.snapshot, made.update, made.state_blob):
+            hostile.store.put(b"".join(blob))
+        serve_store(hostile.swarm, hostile.store)
+        shown = Ledger(shelf.run, hostile.store, MODULE)
+        shown.append(garbage.cosigned({OTHER.peer: cosign(OTHER, garbage)}))
+
+        async def branch(sender: str, request: GetBranch) -> Branch:
+            return shown.branch
+
+        async def chain(sender: str, request: GetChain) -> Any:
+            return items_reply(shown.versions[request.after :])
+
+        async def opens(sender: str, request: GetOpen) -> Any:
+            return items_reply([])
+
+        for call, answer in ((GetBranch, branch), (GetChain, chain), (GetOpen, opens)):
+            call.serve(hostile.swarm, answer)
+        await require_no(shelf.keep(shelf.version(2)[0]))
+        assert shelf.ledger.head.version == 0
 
 
 @both

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -189,9 +190,12 @@ class Replication:
         return self._replicas[peer]
 
     def deaf(self) -> set[PeerId]:
-        """Those who live and have taken nothing for a while, whatever we brought them."""
-        now_s, ttl_s = self._node.clock.now_s(), self._node.run.config.liveness.heartbeat_ttl_s
-        return {peer for peer, since_s in self._deaf_s.items() if now_s - since_s >= LOST_TTLS * ttl_s}
+        """Those who live and have taken nothing for a while, whatever we brought them; or no version, however readily
+        they take contributions, for longer by a round: a machine that needs a whole round for one cannot keep up."""
+        now_s, silent_s = self._node.clock.now_s(), LOST_TTLS * self._node.run.config.liveness.heartbeat_ttl_s
+        behind_s = silent_s + self._chain.timing.deadline_s()
+        deaf = {peer for peer, since_s in self._deaf_s.items() if now_s - since_s >= silent_s}
+        return deaf | {peer for peer, replica in self._replicas.items() if now_s - replica.behind_s >= behind_s}
 
     def welcome(self) -> None:
         """Have new mirrors take over our chain, soon. What fails comes right with the next version."""
@@ -352,12 +356,13 @@ class Replica:
         """Whether it has our chain, as far as we know."""
         self.final = 0
         """The newest version of which it knows that it is final."""
+        self.behind_s = math.inf
+        """Since when it has not taken the versions that we bring."""
         self._said: set[str] = set()
         self._was_away = False
         """Whether it lacked what an older version counts: then it lacks the same of the next ones."""
-        self.is_unprovable = False
-        self.is_diverged = False
-        """Whether it is the archive, and has another branch than we: then that one goes on."""
+        self.is_unprovable = self.is_diverged = False
+        """Diverged: it is the archive, and has another branch than we. Then that one goes on."""
         self._remote = RemoteLedger(node, peer, chain.module)
         self._version: int | None = None
         """The newest version that it has, once it is known."""
@@ -395,6 +400,7 @@ class Replica:
     async def bring(self) -> None:
         """Hand in what was said against work, and the versions that it lacks: all of them to the archive, the newest to
         a mirror, which fetches the others itself."""
+        self.behind_s = min(self.behind_s, self._node.clock.now_s())
         async with self._lock:
             if unsaid := self.unsaid:
                 await self._remote.keep_evidence(unsaid)
@@ -407,6 +413,7 @@ class Replica:
                 brought = head
             if not self.is_archive and self.final < self._ledger.final:
                 await self._tell_final()
+            self.behind_s = math.inf
 
     async def _bring_to(self, head: int) -> None:
         branch = self._branch

@@ -288,6 +288,22 @@ async def test_a_mirror_that_never_answers_holds_up_no_receipt_no_round_and_no_s
         assert clock.now_s() - began_s < CONTROL_TIMEOUT_S
 
 
+async def test_a_mirror_that_takes_contributions_and_cosigns_nothing_is_replaced(tmp_path: Path) -> None:
+    """Attack: whenever it took a contribution its leader thought that it hears again. While the coordinator was away,
+    or had a light archive, each version waited for it."""
+    async with of_group(tmp_path) as (world, group, author):
+        await group.seed_away()
+        leader, chosen, clock = group.leader, group.mirrors[0], world.network.clock
+        deaf(chosen, "mirror.version")
+        ttl_s, seed = world.run.config.liveness.heartbeat_ttl_s, 0
+        until_s = clock.now_s() + 2 * (LOST_TTLS * ttl_s + world.run.config.rounds.deadline_s)
+        while chosen.peer in leader.owner(MODULE).grant.mirrors:
+            await make_versions(world, leader, author, seed=(seed := seed + 1))
+            await asyncio.sleep(2 * ttl_s)
+            assert clock.now_s() < until_s
+        assert leader.leads and group.mirrors
+
+
 async def test_the_other_holders_get_it_as_well_though_the_receipt_does_not_wait(tmp_path: Path) -> None:
     async with of_group(tmp_path) as (world, group, author):
         receipt = await contribute(world, group.leader, author, seed=1)

@@ -253,7 +253,7 @@ def print_chains(reports: list[ChainReport]) -> None:
             str(report.contributions),
             report.words,
         )
-    Console().print(table)
+    Console().print(table, markup=False)  # a problem may quote what others signed
     bad = [report for report in reports if report.problem]
     if bad:
         raise IntegrityError(f"{len(bad)} of {len(reports)} chains do not verify", hint="the first: " + bad[0].problem)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tiny_run import SEED_NUMBER, make_run, signer, tiny_config
 
-from bootstrap.archives.verify import ChainReport, recompute, verify_run
+from bootstrap.archives.verify import ChainReport, print_chains, recompute, verify_run
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.node.run import Run
@@ -201,3 +201,10 @@ def test_a_coordinator_at_work_may_drop_what_is_about_to_be_read(run: Run, store
         archive.thinning.of(module)  # read before
     thin(run, store)
     assert [report.problem for report in verify_run(run, store, archive)] == [""] * 5
+
+
+def test_a_problem_is_shown_as_text_whatever_it_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    report = ChainReport(stage="grid", module=MODULE, versions=1, contributions=2, problem="it says `[/red]`")
+    with pytest.raises(IntegrityError, match="1 of 1 chains"):
+        print_chains([report])
+    assert "[/red]" in capsys.readouterr().out

@@ -117,16 +117,21 @@ async def ask_reach(swarm: Swarm, witnesses: Sequence[tuple[PeerId, Sequence[str
     _, port = read_place(own[0])
     asked = (_ask(swarm, peer, addresses, port) for peer, addresses in witnesses)
     said = [reply for reply in await asyncio.gather(*asked) if reply is not None]
-    reached = [reply.host for reply in said if reply.reached]
+    reached = [_place(reply.host, port) for reply in said if reply.reached]
     if not reached:
         return Reach.NO if said else Reach.UNKNOWN, ""
-    kind = "ip6" if ":" in reached[0] else "ip4"
-    place = f"/{kind}/{reached[0]}/tcp/{port}"
-    return Reach.YES, "" if place in own or not host_of(place) else place
+    return Reach.YES, "" if reached[0] in own or not host_of(reached[0]) else reached[0]
+
+
+def _place(host: str, port: int) -> str:
+    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}"
 
 
 async def _ask(swarm: Swarm, peer: PeerId, addresses: Sequence[str], port: int) -> DialedBack | None:
     try:
-        return await DialBackMe(port=port).call(swarm, peer, timeout_s=ASK_TIMEOUT_S, addresses=addresses)
-    except DipacoError:  # too busy, of an older version, or away: nothing is known
+        reply = await DialBackMe(port=port).call(swarm, peer, timeout_s=ASK_TIMEOUT_S, addresses=addresses)
+        if reply.reached:
+            read_place(_place(reply.host, port))  # we shall tell others of it
+        return reply
+    except DipacoError:  # too busy, of an older version, away, or a liar: nothing is known
         return None

@@ -11,7 +11,7 @@ import pytest
 from dipaco_p2p.clock import ManualClock, SystemClock
 from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.protocol.signing import PeerId, Signer
-from dipaco_p2p.swarm.calls import DialBackMe
+from dipaco_p2p.swarm.calls import DialBackMe, DialedBack
 from dipaco_p2p.swarm.dialback import (
     DIAL_BACK_AT_ONCE,
     DIAL_BACK_EVERY_S,
@@ -167,6 +167,23 @@ def test_of_several_witnesses_one_who_reaches_us_is_enough_and_silence_says_noth
     assert asyncio.run(scenario(False, True, None)) == (Reach.YES, f"/ip4/198.51.100.9/tcp/{PORT}")
     assert asyncio.run(scenario(False, None)) == (Reach.NO, "")
     assert asyncio.run(scenario(None)) == (Reach.UNKNOWN, "")
+    assert asyncio.run(scenario()) == (Reach.UNKNOWN, "")
+
+
+@pytest.mark.parametrize("host", ["", "203.0.113.9/tcp/1/p2p/x", "9" * 300, "fe80::1%eth0", "\x1b[2J"])
+def test_a_witness_that_names_no_host_is_not_believed(host: str) -> None:
+    """Attack: a seed of the ticket says where it has dialled the newcomer. That went into every heartbeat, and with a
+    long word no heartbeat could be said any more: the volunteer was never seen."""
+
+    async def lie(sender: PeerId, request: DialBackMe) -> DialedBack:
+        return DialedBack(reached=True, host=host)
+
+    async def scenario() -> tuple[Reach, str]:
+        network = MemoryNetwork(0, SystemClock())
+        me, liar = (network.join(Signer(bytes([number]) * 32)) for number in (200, 1))
+        DialBackMe.serve(liar, lie)
+        return await ask_reach(_Listening(me), [(liar.peer, ())])  # type: ignore[arg-type]
+
     assert asyncio.run(scenario()) == (Reach.UNKNOWN, "")
 
 

@@ -15,7 +15,14 @@ from typing import Any
 from .. import strict
 from ..clock import Clock
 from ..errors import SwarmError
-from ..protocol.liveness import Claim, Head, Heartbeat, heartbeat_interval_s
+from ..protocol.liveness import (
+    ADDRESS_CHARS_MAX,
+    ADDRESSES_MAX,
+    Claim,
+    Head,
+    Heartbeat,
+    heartbeat_interval_s,
+)
 from ..protocol.records import claims_key, heads_key
 from ..swarm.api import Swarm
 from ..topology import ModuleId, PathId
@@ -53,7 +60,9 @@ class Presence:
     async def say(self, **changes: Any) -> None:
         """Change the heartbeat and put it out now."""
         self._would_own = changes.pop("owns", self._would_own)
-        addresses, relays = self._swarm.addresses[:8], self._swarm.offers_relay
+        # Of an address at a relay the relay has said the beginning: at one that is too long nobody hears of us.
+        short = [address for address in self._swarm.addresses if len(address) <= ADDRESS_CHARS_MAX]
+        addresses, relays = tuple(short[:ADDRESSES_MAX]), self._swarm.offers_relay
         owns = self._would_own and bool(addresses)
         self.heartbeat = replace(self.heartbeat, addresses=addresses, owns=owns, relays=relays, **changes)
         for key in self._neighbourhood.keys:

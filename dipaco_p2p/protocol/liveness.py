@@ -25,6 +25,7 @@ from .signing import VALUES_MAX, PeerId
 from .versions import Branch
 
 ADDRESSES_MAX = 8
+ADDRESS_CHARS_MAX = 256
 TEXT_MAX = 128
 
 
@@ -63,7 +64,7 @@ class Heartbeat:
         return bool(self.addresses) and all("/p2p-circuit/" in address for address in self.addresses)
 
     def __post_init__(self) -> None:
-        if len(self.addresses) > ADDRESSES_MAX or any(len(text) > TEXT_MAX * 2 for text in self.addresses):
+        if len(self.addresses) > ADDRESSES_MAX or any(len(text) > ADDRESS_CHARS_MAX for text in self.addresses):
             raise ConfigError("too many or too long addresses")
         if len(self.doing) > TEXT_MAX or not self.doing.isprintable():
             raise ConfigError("`doing` must be a short printable text")

@@ -99,6 +99,21 @@ async def test_relays_are_the_seeds_and_then_who_offers_it_at_an_address_of_its_
         assert watch.relays() == [seed, "a"]
 
 
+async def test_an_address_that_no_heartbeat_can_hold_is_left_out_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack: somebody relays at a name of 190 letters, too. The guest's address there did not fit into a heartbeat, so
+    that none was said any more: the guest seemed dead, and what it led was taken over."""
+    async with between_two(tmp_path) as (_, one, other):
+        name = ".".join(["a" * 60] * 3)
+        long = f"/dns4/{name}/tcp/31337/p2p/{other.peer}/p2p-circuit/p2p/{one.peer}"
+        short = one.swarm.addresses
+        monkeypatch.setattr(type(one.swarm), "addresses", property(lambda swarm: (long, *short)))
+        await one.presence.say(owns=True)
+        await other.watch.refresh()
+        assert other.watch.heartbeats[one.peer].addresses == short and other.watch.heartbeats[one.peer].owns
+
+
 async def test_who_cannot_be_dialled_any_more_owns_nothing_until_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.errors import IntegrityError
@@ -44,7 +44,9 @@ from .chains import Chain, Published
 RECEIPTS_MAX = 100_000
 """Per stage. The module that has most forgets the older half of its own: a leader signs as many as it likes."""
 REJECTIONS_MAX = 20_000
-"""Per stage: what a leader says in a whole run, if it makes them up."""
+"""The same of what leaders say that they refused."""
+
+S = TypeVar("S", Receipt, Rejection)
 
 Write = tuple[str, tuple[Any, ...]]
 """The name of a statement of database.py, and its values; a sealed document stands for its text."""
@@ -208,12 +210,14 @@ class Stage:
             id_ = rejected(note).id
             if id_ not in self.rejections:
                 count = self._rejected_of.get((module, note.round), 0)
-                if count >= OF_ROUND_MAX or len(self.rejections) >= REJECTIONS_MAX:
+                if count >= OF_ROUND_MAX:
                     self.refusals.note(Reason.TOO_MANY, sealed.id)
                     continue
                 self._rejected_of[module, note.round] = count + 1
                 self.rejections[id_] = note
                 self._keep("witness", "rejection", sealed.id, module, note.round, sealed)
+                if len(self.rejections) > REJECTIONS_MAX:
+                    self._forget_rejections()
 
     def _wrong(self, module: ModuleId, note: Rejection) -> Reason | None:
         """Why a note is not believed to be a leader's."""
@@ -358,11 +362,14 @@ class Stage:
         self.receipts[receipt.contribution] = receipt
         self._keep("witness", "receipt", sealed.id, receipt.module, receipt.round, sealed)
         if len(self.receipts) > RECEIPTS_MAX:
-            of = Counter(one.module for one in self.receipts.values())
-            most = max(of, key=lambda module: of[module])
-            found = sorted((one for one in self.receipts.values() if one.module == most), key=lambda one: one.round)
-            for one in found[: -(-len(found) // 2)]:
+            for one in _surplus(self.receipts.values(), lambda receipt: receipt.module):
                 self._forget(one)
+
+    def _forget_rejections(self) -> None:
+        for note in _surplus(self.rejections.values(), lambda note: note.contribution.module):
+            self._rejected_of[note.contribution.module, note.round] -= 1
+            del self.rejections[rejected(note).id]
+            self._write(("forget", ("rejection", document_id(note))))
 
     def _forget(self, receipt: Receipt) -> None:
         del self.receipts[receipt.contribution]
@@ -382,6 +389,14 @@ class Stage:
     def _write(self, write: Write) -> None:
         self.changes += 1
         self._writes.append(write)
+
+
+def _surplus(found: Collection[S], module: Callable[[S], ModuleId]) -> list[S]:
+    """Of the module that has most the older half: its leader may have made all of it up."""
+    of = Counter(map(module, found))
+    most = max(of, key=lambda one: of[one])
+    own = sorted((one for one in found if module(one) == most), key=lambda one: one.round)
+    return own[: -(-len(own) // 2)]
 
 
 def _losses(judgement: Judgement) -> Iterator[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,21 @@ from leaderboard_harness import (
     TERM,
     WORKER,
     Bench,
+    dump,
     page,
     signed_by,
 )
-from tiny_run import signer
+from tiny_run import granted, signer
 
 from dipaco_p2p.owner.rejections import OF_ROUND_MAX
 from dipaco_p2p.protocol.documents import Rejection, Sealed, seal
 from dipaco_p2p.protocol.judgement import OF_PATH_MAX, TOLERANCE_NATS, Check, ModuleLoss, PathLoss
 from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.api import Reply
-from dipaco_p2p.topology import PathId
+from dipaco_p2p.topology import ModuleId, PathId
+from leaderboard import ledger
 from leaderboard.chains import Reason, Refusals
+from leaderboard.database import Database
 from leaderboard.model import LossChecks, Mark
 
 LOSS, TOKENS = 3.0, 40
@@ -143,12 +147,12 @@ def test_what_is_about_something_else_changes_no_mark(judged: Judged, changes: d
     assert judged.bench.snapshot().checks == ()
 
 
-def test_forged_replayed_and_countless_checks_are_refused(judged: Judged) -> None:
+async def test_forged_replayed_and_countless_checks_are_refused(judged: Judged) -> None:
     stage, refusals = judged.bench.stage, judged.bench.refusals
     honest = judged.check(STRANGER).to_dict()
     for change in ({"nats": 1.0}, {"nats": -1.0}, {"tokens": 2**41}, {"author": MIRROR.peer}, {"more": 1}):
-        assert refusals.read_page(Check, page({**honest, "document": {**honest["document"], **change}})) == []
-    assert refusals.read_page(Check, b'[{"document": {"nats": NaN}, "signature": ""}]') == []
+        assert await refusals.read_page(Check, page({**honest, "document": {**honest["document"], **change}})) == []
+    assert await refusals.read_page(Check, b'[{"document": {"nats": NaN}, "signature": ""}]') == []
     assert set(refusals.counts) == {Reason.SIGNATURE, Reason.MALFORMED}
     refusals.counts.clear()
     stage.take_checks([judged.check(STRANGER), judged.check(STRANGER, loss=9.0), judged.check(STRANGER)])
@@ -163,7 +167,7 @@ def test_what_is_kept_in_all_is_bounded(judged: Judged, monkeypatch: pytest.Monk
     monkeypatch.setattr("leaderboard.ledger.REJECTIONS_MAX", 1)
     judged.bench.stage.take_checks([judged.check(STRANGER), judged.check(MIRROR)])
     judged.bench.stage.take_rejections(MODULE, [rejection(judged.bench, seed=number) for number in (50, 51)])
-    assert judged.bench.refused == {Reason.TOO_MANY: 2}
+    assert judged.bench.refused == {Reason.TOO_MANY: 1}
     assert len(judged.bench.stage.checks) == len(judged.bench.stage.rejections) == 1
 
 
@@ -236,6 +240,31 @@ def test_a_leaders_notes_are_bounded(judged: Judged) -> None:
         note = rejection(bench, contribution=sealed.document, signature=sealed.signature)
         bench.stage.take_rejections(MODULE, [note])
     assert len(bench.stage.rejections) == OF_ROUND_MAX and bench.refused == {Reason.TOO_MANY: 2}
+
+
+def test_the_notes_that_one_leader_makes_up_push_out_its_own_alone(
+    judged: Judged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack: it says that it refused as much as is kept of a stage; no other leader's note was taken from then on."""
+    monkeypatch.setattr(ledger, "REJECTIONS_MAX", 10)
+    bench, other = judged.bench, next(module for module in PATH.modules() if module != MODULE)
+    bench.stage.take_grants(other, [granted(bench.run, other, term=TERM, leader=STRANGER.peer)])
+    made = bench.work(None, seed=1)[0].document
+
+    def take(number: int, *, module: ModuleId = MODULE, leader: Signer = LEADER) -> str:
+        sealed = seal(WORKER, replace(made, module=module, loss=float(number)))
+        note = rejection(bench, author=leader, contribution=sealed.document, signature=sealed.signature)
+        bench.stage.take_rejections(module, [note])
+        return sealed.id
+
+    honest = [take(100, module=other, leader=STRANGER)]
+    for number in range(40):
+        take(number)
+    honest.append(take(101, module=other, leader=STRANGER))
+    assert len(bench.stage.rejections) <= 10 and bench.stage.rejections.keys() >= set(honest)
+    with closing(Database.open(None)) as database:
+        database.write(bench.stage.drain())
+        assert [kind for _, kind, *_ in dump(database, "witnessed")].count("rejection") == len(bench.stage.rejections)
 
 
 # -- over the network, and kept

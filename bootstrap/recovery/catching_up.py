@@ -133,14 +133,18 @@ class CatchingUp:
 
     async def _others(self) -> list[PeerId]:
         """Whom to ask: seed nodes first, since they have most; then leaders, former owners and peers that have worked,
-        as far as this folder or a grant names them; then strangers, drawn again at each look since keys cost nothing.
+        as far as this folder or a grant names them; then strangers. Where there are too many, chance decides at each
+        look, and those who are gone come last: keys cost nothing, and neither does having worked once.
         """
         node, watch = self._node, self._node.watch
+
+        def drawn(peers: Iterable[PeerId]) -> list[PeerId]:
+            return sorted(sorted(peers), key=lambda peer: (peer not in watch.heartbeats, random.random()))
+
         leaders = itertools.chain(*watch.heads.values())
-        known = list(dict.fromkeys([*leaders, *sorted(node.mandates.all_peers() | self._chains.workers)]))[:ASKED_MAX]
+        known = list(dict.fromkeys([*leaders, *drawn(node.mandates.all_peers() | self._chains.workers)]))[:ASKED_MAX]
         await watch.find(*known)  # in a large swarm they are seldom our neighbours
-        strangers = sorted(watch.heartbeats, key=lambda peer: random.random())
-        found = dict.fromkeys([*watch.seeds(), *known, *strangers])
+        found = dict.fromkeys([*watch.seeds(), *known, *drawn(watch.heartbeats)])
         return [peer for peer in found if peer in watch.heartbeats and peer != node.peer][:ASKED_MAX]
 
     def _versions(self) -> int:

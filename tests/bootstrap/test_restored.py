@@ -9,7 +9,9 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from e2e_harness import write_corpus
@@ -35,7 +37,7 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.documents import Grant, ModuleVersion, Sealed, unseal
 from dipaco_p2p.protocol.liveness import Heartbeat
-from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.swarm.identity import write as write_key
 from dipaco_p2p.swarm.stage_scope import ScopedSwarm
 from dipaco_p2p.use.folder import GRID, WARMUP, RunFolder
@@ -215,6 +217,22 @@ async def test_a_crowd_of_keys_hides_no_leader_from_a_coordinator_that_catches_u
         assert seed.chains[MODULE].ledger.final == 1
         for task in crowd:
             await end(task)
+
+
+async def test_keys_that_have_worked_once_hide_no_other_that_has(tmp_path: Path) -> None:
+    """Attack: two hundred keys that live, that a chain counts, and whose ids come first."""
+    crowd, honest = [PeerId(f"crowd {number}") for number in range(200)], PeerId("honest")
+    watch = SimpleNamespace(
+        heartbeats=dict.fromkeys([*crowd, honest]), heads={}, seeds=list, find=mock.AsyncMock(return_value=None)
+    )
+    node = SimpleNamespace(peer="us", mandates=SimpleNamespace(all_peers=set), watch=watch)
+    chains = SimpleNamespace(node=node, archive=None, workers=frozenset([*crowd, honest]))
+    looks = [await CatchingUp(chains, tmp_path, tell=print)._others() for _ in range(100)]  # type: ignore[arg-type]
+    assert {len(look) for look in looks} == {ASKED_MAX} and any(honest in look for look in looks)
+    for peer in crowd:
+        del watch.heartbeats[peer]
+    assert await CatchingUp(chains, tmp_path, tell=print)._others() == [honest]  # type: ignore[arg-type]
+    assert watch.find.call_args.args[0] == honest, "who is gone is looked for last"
 
 
 async def test_before_it_has_caught_up_it_grants_nothing_and_signs_nothing(lost: Lost) -> None:

@@ -12,6 +12,7 @@ answer does not make the figure meaningless.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from collections import Counter, OrderedDict
@@ -89,8 +90,8 @@ class Refusals:
             if len(self._seen) > REMEMBERED_MAX:
                 self._seen.popitem(last=False)
 
-    def read_page(self, kind: type[D], body: bytes) -> list[Sealed[D]]:
-        """The sound documents of an answer; the others are counted."""
+    async def read_page(self, kind: type[D], body: bytes) -> list[Sealed[D]]:
+        """The sound documents of an answer; the others are counted. Others run meanwhile, as in `read_items`."""
         try:
             items = json.loads(body)
         except (ValueError, RecursionError):
@@ -98,7 +99,12 @@ class Refusals:
         if not isinstance(items, list) or len(items) > PAGE_ITEMS_MAX:
             self.note(Reason.MALFORMED, body)
             return []
-        return [sealed for item in items if (sealed := self.read(kind, item)) is not None]
+        found: list[Sealed[D]] = []
+        for item in items:
+            await asyncio.sleep(0)
+            if (sealed := self.read(kind, item)) is not None:
+                found.append(sealed)
+        return found
 
     def read(self, kind: type[D], item: object) -> Sealed[D] | None:
         """One document; None for anything else, which is counted."""

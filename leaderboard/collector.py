@@ -328,7 +328,7 @@ class StagePull:
         for _ in range(PAGES_MAX):
             begin = after + len(found)
             reply = await ask_chain(self._node, teller, module, after=begin, timeout_s=CONTROL_TIMEOUT_S)
-            page = self.stage.refusals.read_page(ModuleVersion, reply.body)
+            page = await self.stage.refusals.read_page(ModuleVersion, reply.body)
             found += page
             if not page or begin + len(page) > self.stage.run.rounds + 1:
                 return
@@ -365,7 +365,7 @@ class StagePull:
         after = ""
         for _ in range(PAGES_MAX):
             reply = await self._ask(leader, GetReceipts(module=module, after=after))
-            page = self.stage.refusals.read_page(Receipt, reply.body)
+            page = await self.stage.refusals.read_page(Receipt, reply.body)
             self.stage.take_receipts(module, page)
             if not page or page[-1].document.contribution <= after:
                 break
@@ -380,7 +380,7 @@ class StagePull:
         self.stage.take_grants(module, self._node.mandates.grants(module))
         for _ in range(PAGES_MAX):
             reply = await self._ask(leader, GetRejections(module=module, after=after))
-            page = self.stage.refusals.read_page(Rejection, reply.body)
+            page = await self.stage.refusals.read_page(Rejection, reply.body)
             self.stage.take_rejections(module, page)
             if not page or (last := rejected(page[-1].document).id) <= after:
                 return
@@ -390,7 +390,7 @@ class StagePull:
         for _ in range(PAGES_MAX):
             begin = self._checks_from.get(peer, 0)
             reply = await self._ask(peer, GetChecks(from_=begin))
-            self.stage.take_checks(self.stage.refusals.read_page(Check, reply.body))
+            self.stage.take_checks(await self.stage.refusals.read_page(Check, reply.body))
             if reply.next is None or reply.next <= begin:
                 return
             self._checks_from[peer] = reply.next
@@ -406,7 +406,7 @@ class StagePull:
     async def _pull_judgements_of(self, peer: PeerId) -> None:
         for _ in range(PAGES_MAX):
             reply = await self._ask(peer, GetJudgements(from_=self._judgements_from))
-            page = self.stage.refusals.read_page(Judgement, reply.body)
+            page = await self.stage.refusals.read_page(Judgement, reply.body)
             self.stage.take_judgements(page)
             newest = max(self.stage.judgements, default=-1) + 1
             if not page or newest == self._judgements_from:
@@ -433,7 +433,7 @@ class StagePull:
 
     async def _pull_portion_of(self, peer: PeerId, ids: list[str]) -> None:
         reply = await self._ask(peer, GetContributions(ids=tuple(ids)))
-        self.stage.take_contributions(self.stage.refusals.read_page(Contribution, reply.body))
+        self.stage.take_contributions(await self.stage.refusals.read_page(Contribution, reply.body))
 
     def _seeds(self) -> Iterator[PeerId]:
         """The coordinator first: its archive is the one that counts."""

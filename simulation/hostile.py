@@ -160,7 +160,7 @@ class Stranger:
         if found is None:
             return
         leader, head = found
-        for sealed in read_items(Contribution, await self._call(leader, "mirror.open", module, after="")):
+        for sealed in await read_items(Contribution, await self._call(leader, "mirror.open", module, after="")):
             theirs = sealed.document
             if theirs.author != self.signer.peer and (theirs.path, theirs.base_version) == (path, head.version):
                 wish = {"digest": theirs.payload.digest, "offset": 0, "length": theirs.payload.size}
@@ -191,7 +191,7 @@ class Stranger:
                 await self.contribute(self.gradient(module), module=module)
             for module in run.topology.modules():
                 with contextlib.suppress(DipacoError):
-                    shown = read_items(Grant, await self._call(coordinator, "module.mandate", module))
+                    shown = await read_items(Grant, await self._call(coordinator, "module.mandate", module))
                     newest = shown[-1].document if shown else None
                     if newest is None or newest.leader != self.signer.peer:
                         header = {"term": newest.term + 1 if newest else 1, "mirrors": [], "mandate": []}

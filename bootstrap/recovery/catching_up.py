@@ -177,7 +177,7 @@ class Filling:
         for seed in self._seeds():
             try:
                 reply = await ask(self._node, seed, GetJudgements(from_=self._judged()))
-                for sealed in read_items(Judgement, reply):
+                for sealed in await read_items(Judgement, reply):
                     document = sealed.document
                     if (document.run, document.author) == (self._node.run.id, self._node.run.manifest.author):
                         name = f"judgement-{document.version:08d}"
@@ -237,7 +237,7 @@ class Filling:
         try:
             while wanted:
                 reply = await ask(self._node, seed, GetContributions(ids=tuple(wanted)))
-                found = {sealed.id: sealed for sealed in read_items(Contribution, reply) if sealed.id in wanted}
+                found = {sealed.id: sealed for sealed in await read_items(Contribution, reply) if sealed.id in wanted}
                 for sealed in found.values():
                     self._archive.keep(sealed)
                 if not found:

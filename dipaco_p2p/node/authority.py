@@ -43,7 +43,8 @@ class Decrees:
         forgets. What was damaged on disk is asked for again; `must_be_whole` raises IntegrityError instead: the
         coordinator must not sign a number twice."""
         self._run = run.origin
-        self._coordinator = run.manifest.author
+        self.coordinator = run.manifest.author
+        """Who signs them."""
         self._store = store
         self._listeners: list[Callable[[], None]] = []
         self.log: list[Sealed[Decree]] = []
@@ -126,7 +127,7 @@ class Decrees:
 
     def _check(self, decree: Decree) -> None:
         previous = self.log[-1].id if self.log else ""
-        check_next(decree, number=self.count, previous=previous, run=self._run, coordinator=self._coordinator)
+        check_next(decree, number=self.count, previous=previous, run=self._run, coordinator=self.coordinator)
 
     def _add(self, sealed: Sealed[Decree]) -> None:
         self.log.append(sealed)

@@ -447,7 +447,7 @@ class Adopt(Request[Granted]):
     module: ModuleId
     term: int = bounded(low=0)
     mirrors: tuple[PeerId, ...]
-    mandate: tuple[Sealed[Grant], ...] = ()
+    mandate: tuple[Sealed[Grant], ...] = bounded((), items=1)
     """The newest grant that the caller knows."""
 
     def __post_init__(self) -> None:

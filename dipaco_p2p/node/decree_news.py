@@ -85,7 +85,8 @@ class DecreeNews:
         while True:
             request, addresses = GetDecrees(after=self._decrees.count), self._addresses(peer)
             reply = await request.call(self._swarm, peer, timeout_s=ANSWER_TIMEOUT_S, addresses=addresses)
-            found, before = read_items(Decree, reply), self._decrees.count
+            found = await read_items(Decree, reply, author=self._decrees.coordinator)
+            before = self._decrees.count
             self._decrees.learn_all(found)
             if self._decrees.count == before:
                 return

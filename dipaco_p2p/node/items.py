@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,10 +13,13 @@ from ..protocol.decrees import Decree
 from ..protocol.documents import Contribution, Grant, ModuleVersion, Receipt, Rejection, Sealed, Sharding, unseal
 from ..protocol.gate import Appraisal
 from ..protocol.judgement import Check, Judgement
+from ..protocol.signing import PeerId
 from ..swarm.api import BODY_BYTES_MAX, Reply
 
 ITEMS_BYTES_MAX = BODY_BYTES_MAX // 2
 """Of one page; a single document is at most 192 KiB, so a page always holds some."""
+
+PAGE_BYTES_MAX = ITEMS_BYTES_MAX + len(b"[]")
 
 D = TypeVar("D", Appraisal, Check, Contribution, Decree, Grant, Judgement, ModuleVersion, Receipt, Rejection, Sharding)
 P = TypeVar("P")
@@ -55,12 +59,30 @@ def stored_reply(stored: Iterable[bytes | None]) -> Page[D]:
     return Page({}, b"[" + b",".join(page) + b"]")
 
 
-def read_items(kind: type[D], reply: Reply | CheckPage) -> list[Sealed[D]]:
-    """The checked documents of a page; raises IntegrityError."""
+async def read_items(
+    kind: type[D], reply: Reply | CheckPage, *, author: PeerId | None = None, most: int | None = None
+) -> list[Sealed[D]]:
+    """The checked documents of a page: no more than `most`, and all of `author`, where these are given. Raises
+    IntegrityError. Others run meanwhile: to check all that fits into a page takes seconds, and anybody sends one."""
+    if len(reply.body) > PAGE_BYTES_MAX:
+        raise IntegrityError(f"a page of {len(reply.body)} bytes, limit {PAGE_BYTES_MAX}")
     try:
         items = json.loads(reply.body)
     except (ValueError, RecursionError):
         raise IntegrityError(f"a page of {kind.KIND}s that is no JSON") from None
     if not isinstance(items, list):
         raise IntegrityError(f"a page of {kind.KIND}s that is no list")
-    return [unseal(kind, item) for item in items]
+    if most is not None and len(items) > most:
+        raise IntegrityError(f"a page of {len(items)} {kind.KIND}s, limit {most}")
+    found: list[Sealed[D]] = []
+    for item in items:
+        await asyncio.sleep(0)
+        if author is not None and _said_author(item) != author:  # before its signature is checked
+            raise IntegrityError(f"a {kind.KIND} that is not of {author}")
+        found.append(unseal(kind, item))
+    return found
+
+
+def _said_author(item: object) -> object:
+    document = item.get("document") if isinstance(item, dict) else None
+    return document.get("author") if isinstance(document, dict) else None

@@ -370,7 +370,7 @@ class RemoteLedger:
         """The first few versions that follow `after`, up to the stage's last one. A page that goes on with others, or
         beyond what the run can have, is an IntegrityError: whoever answers could page for ever. So is one that names
         what is too large to be fetched."""
-        found = read_items(ModuleVersion, await self._ask(GetChain(module=self.module, after=after)))
+        found = await read_items(ModuleVersion, await self._ask(GetChain(module=self.module, after=after)))
         numbers = [sealed.document.version for sealed in found]
         if numbers != list(range(after + 1, after + 1 + len(found))):
             raise IntegrityError(f"asked for the versions of {self.module} after {after}, it gave {numbers[:5]}")
@@ -413,7 +413,7 @@ class RemoteLedger:
         found: list[Sealed[Contribution]] = []
         while len(found) <= KEPT_MAX:
             after = found[-1].id if found else ""
-            page = read_items(Contribution, await self._ask(GetOpen(module=self.module, after=after)))
+            page = await read_items(Contribution, await self._ask(GetOpen(module=self.module, after=after)))
             if not page:
                 return [sealed for sealed in found if self._may_count(sealed.document)]
             names = [after, *(sealed.id for sealed in page)]
@@ -478,7 +478,7 @@ class RemoteLedger:
 
     async def evidence(self) -> list[Sealed[Appraisal]]:
         """The same that an archive was given."""
-        return read_items(Appraisal, await self._ask(GetEvidence(module=self.module)))
+        return await read_items(Appraisal, await self._ask(GetEvidence(module=self.module)))
 
     async def follow(self) -> None:
         """Have it take over our chain, as a new mirror."""

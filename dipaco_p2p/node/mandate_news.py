@@ -15,6 +15,7 @@ from typing import Any
 from ..clock import Clock
 from ..errors import IntegrityError, Refused, SwarmError
 from ..protocol.documents import Grant
+from ..protocol.grants import LINKS_MAX
 from ..protocol.signing import PeerId
 from ..swarm.api import Swarm
 from ..topology import ModuleId
@@ -67,7 +68,7 @@ class MandateNews:
         """Learn the newest mandate that `peer` knows; raises what the call does, and IntegrityError."""
         request, addresses = GetMandate(module=module), self._addresses(peer)
         reply = await request.call(self._swarm, peer, timeout_s=ANSWER_TIMEOUT_S, addresses=addresses)
-        grants = read_items(Grant, reply)
+        grants = await read_items(Grant, reply, most=LINKS_MAX)
         if grants:
             self._mandates.learn(module, grants)
 

@@ -258,7 +258,7 @@ async def read_checks(node: Reader, seed: PeerId, *, begin: int) -> tuple[list[S
     found: list[Sealed[Check]] = []
     while len(found) < IN_ALL_MAX:
         reply = await ask(node, seed, GetChecks(from_=begin))
-        page, following = read_items(Check, reply), reply.next
+        page, following = await read_items(Check, reply), reply.next
         if not page or following is None or following <= begin:
             break
         found, begin = found + page, following

@@ -139,7 +139,7 @@ async def versions_after(
     go on from the one before: whoever answers could page for ever."""
     found: list[Sealed[ModuleVersion]] = []
     while (begin := after + len(found)) < up_to:
-        page = read_items(ModuleVersion, await ask_chain(node, teller, module, after=begin))
+        page = await read_items(ModuleVersion, await ask_chain(node, teller, module, after=begin))
         if [sealed.document.version for sealed in page] != list(range(begin + 1, begin + 1 + len(page))):
             raise IntegrityError(f"asked for the versions of {module} after {begin}, it gave others")
         if not page:
@@ -197,7 +197,7 @@ async def fetch_judgements(node: Observer, *, begin: int = 0) -> list[Judgement]
     while len(found) <= run.rounds:
         begin = found[-1].version + 1 if found else begin
         reply = await ask(node, run.manifest.author, GetJudgements(from_=begin))
-        page = [sealed.document for sealed in read_items(Judgement, reply)]
+        page = [sealed.document for sealed in await read_items(Judgement, reply)]
         if any(one.author != run.manifest.author or one.run != run.id or one.version < begin for one in page):
             raise IntegrityError("a judgement that is not of this run's coordinator, or was not asked for")
         if not page:
@@ -246,7 +246,7 @@ async def fetch_rejections(node: Observer, module: ModuleId) -> list[Rejection]:
     Refused, and IntegrityError for pages that do not go on."""
     leader, found, after = node.watch.leader(module), list[Rejection](), ""
     while leader is not None:
-        page = read_items(Rejection, await ask(node, leader, GetRejections(module=module, after=after)))
+        page = await read_items(Rejection, await ask(node, leader, GetRejections(module=module, after=after)))
         ids = [after, *(rejected(sealed.document).id for sealed in page)]
         if any(one >= following for one, following in itertools.pairwise(ids)):
             raise IntegrityError(f"rejections of {module} that are out of order")

@@ -32,7 +32,8 @@ async def learn_shardings(node: Reader, *, of: Sequence[PeerId] | None = None) -
         if seed == node.peer:
             continue
         try:
-            found = read_items(Sharding, await ask(node, seed, GetShardings(after=known)))
+            reply = await ask(node, seed, GetShardings(after=known))
+            found = await read_items(Sharding, reply, author=node.run.manifest.author)
             for sealed in found:
                 node.run.learn(sealed)
                 node.store.write_document(f"sharding-{sealed.document.number:04d}", canonical_bytes(sealed.to_dict()))

@@ -229,7 +229,8 @@ class Follower:
         request = GetChain(module=self.module, after=self.version.version - 1)
         for seed in self._node.watch.seeds():
             try:
-                kept = read_items(ModuleVersion, await ask(self._node, seed, request, timeout_s=CONTROL_TIMEOUT_S))
+                reply = await ask(self._node, seed, request, timeout_s=CONTROL_TIMEOUT_S)
+                kept = await read_items(ModuleVersion, reply)
                 return bool(kept) and kept[0].document == self.version
             except (SwarmError, Refused, IntegrityError) as error:
                 log.info("the archive said nothing of version %d of %s: %s", self.version.version, self.module, error)
@@ -269,7 +270,7 @@ class Follower:
         self, peer: PeerId, request: Request[Page[ModuleVersion]], *, wait_s: float = 0.0
     ) -> list[Sealed[ModuleVersion]]:
         page = await ask(self._node, peer, request, timeout_s=wait_s + CONTROL_TIMEOUT_S)
-        versions = read_items(ModuleVersion, page)
+        versions = await read_items(ModuleVersion, page)
         parent = self.version
         is_next = bool(versions) and versions[0].document.version == parent.version + 1
         if is_next and parent.version and not _is_after(versions[0].document, parent):

@@ -152,7 +152,7 @@ class Gathering:
         is_further = True
         while is_further:
             begin = ledger.head.version
-            page = read_items(ModuleVersion, await ask(self._node, peer, GetChain(module=module, after=begin)))
+            page = await read_items(ModuleVersion, await ask(self._node, peer, GetChain(module=module, after=begin)))
             final = list(itertools.takewhile(lambda one: is_final(one, coordinator=coordinator), page))
             for sealed in final:
                 if sealed.document.version > ledger.head.version:  # else another has shown it meanwhile
@@ -167,7 +167,7 @@ class Gathering:
             try:
                 while lacking:
                     reply = await ask(self._node, peer, GetContributions(ids=tuple(lacking[:IDS_MAX])))
-                    came = [sealed for sealed in read_items(Contribution, reply) if sealed.id in lacking]
+                    came = [sealed for sealed in await read_items(Contribution, reply) if sealed.id in lacking]
                     for sealed in came:
                         self._archive.keep(sealed)
                     lacking = [id_ for id_ in lacking if _sound(self._archive, id_) is None]

@@ -156,7 +156,7 @@ class Attacker:
         while True:
             after = newest.version if newest else 0
             page = await self.call(target, "module.next", {"module": str(module), "after": after, "wait_s": 0.0})
-            found = read_items(ModuleVersion, page)
+            found = await read_items(ModuleVersion, page)
             if not found:
                 return newest
             newest = found[-1].document

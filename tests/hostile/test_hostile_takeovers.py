@@ -68,7 +68,7 @@ async def _beat(attacker: Attacker) -> None:
 async def _ask(attacker: Attacker, target: Target, module: str, heard: Counter[str]) -> None:
     while True:
         with contextlib.suppress(SwarmError):
-            shown = read_items(Grant, await attacker.call(target, "module.mandate", {"module": module}))
+            shown = await read_items(Grant, await attacker.call(target, "module.mandate", {"module": module}))
             term = shown[-1].document.term + 1 if shown else 1
             header = {"module": module, "term": term, "mirrors": [], "mandate": []}
             heard[await attacker.ask(target, "archive.adopt", header)] += 1

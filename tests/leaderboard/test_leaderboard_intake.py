@@ -65,20 +65,20 @@ def stored(bench: Bench) -> str:
         ),
     ],
 )
-def test_a_forged_version_is_refused_and_those_beside_it_are_read(
+async def test_a_forged_version_is_refused_and_those_beside_it_are_read(
     bench: Bench, forge: Callable[[Any], Any], reason: Reason
 ) -> None:
     [sealed], _ = bench.chain(1)
     for _ in range(3):
-        assert bench.refusals.read_page(ModuleVersion, page(forge(sealed), sealed)) == [sealed]
+        assert await bench.refusals.read_page(ModuleVersion, page(forge(sealed), sealed)) == [sealed]
     assert bench.refused == {reason: 1}, "the same forgery again is not counted again"
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"[" * 100_000, b"[1, null, []]", b'[{"document": "\\ud800", "signature": 3}]', b"\xff"]
 )
-def test_what_is_no_page_is_refused(bench: Bench, body: bytes) -> None:
-    assert bench.refusals.read_page(ModuleVersion, body) == []
+async def test_what_is_no_page_is_refused(bench: Bench, body: bytes) -> None:
+    assert await bench.refusals.read_page(ModuleVersion, body) == []
     assert set(bench.refused) == {Reason.MALFORMED}
 
 
@@ -127,11 +127,11 @@ def test_a_version_that_does_not_name_its_parents_digest_is_not_shown_whoever_si
     assert bench.digests == [first.document.digest] and bench.refused == {Reason.SUCCESSOR: 1}
 
 
-def test_a_coordinators_signature_under_another_digest_verifies_nothing(bench: Bench) -> None:
+async def test_a_coordinators_signature_under_another_digest_verifies_nothing(bench: Bench) -> None:
     [first], _ = bench.chain(1)
     other = seal(LEADER, replace(first.document, snapshot=replace(first.document.snapshot, digest="1" * 64)))
     moved = other.cosigned(signed_by(first, COORDINATOR).cosignatures)
-    bench.take(*bench.refusals.read_page(ModuleVersion, page(moved)))
+    bench.take(*await bench.refusals.read_page(ModuleVersion, page(moved)))
     assert bench.digests == [] and bench.refused == {Reason.SIGNATURE: 1}
     bench.take(other)
     assert bench.row(1).mark is Mark.CLAIMED
@@ -411,8 +411,8 @@ def test_what_was_stored_comes_back_as_it_was(bench: Bench, database: Database) 
     assert bench.rows() == before and bench.refused == {} and bench.row(2).mark is Mark.RECEIPTED
 
 
-def test_a_judgement_is_not_read_as_anything_else(bench: Bench) -> None:
+async def test_a_judgement_is_not_read_as_anything_else(bench: Bench) -> None:
     sealed = bench.judgement(1, "0" * 64)
-    assert bench.refusals.read_page(ModuleVersion, page(sealed)) == []
-    assert bench.refusals.read_page(Judgement, page(sealed)) == [sealed]
+    assert await bench.refusals.read_page(ModuleVersion, page(sealed)) == []
+    assert await bench.refusals.read_page(Judgement, page(sealed)) == [sealed]
     assert bench.refused == {Reason.MALFORMED: 1}

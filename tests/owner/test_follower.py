@@ -261,7 +261,7 @@ async def test_who_has_another_version_of_a_number_is_told_so_at_once(tmp_path: 
             return await reader._node.swarm.call(leader.peer, "module.next", header, timeout_s=20.0)
 
         for known in ({}, {"digest": head.digest, "weight": head.weight}):
-            assert read_items(ModuleVersion, await ask(**known)) == []
+            assert await read_items(ModuleVersion, await ask(**known)) == []
         for known in ({"digest": "ab" * 32, "weight": head.weight}, {"digest": head.digest, "weight": 1}):
             with pytest.raises(Refused, match="another one here") as refused:
                 await ask(**known)

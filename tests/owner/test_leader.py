@@ -299,10 +299,10 @@ async def test_a_new_version_wakes_those_who_wait_for_it(tmp_path: Path) -> None
     async with on_stage(tmp_path) as stage:
         header = {"module": str(MODULE), "after": 0, "wait_s": 2.0}
         reply = await stage.node.swarm.call(stage.leader.peer, "module.next", header, timeout_s=20.0)
-        assert read_items(ModuleVersion, reply) == []
+        assert await read_items(ModuleVersion, reply) == []
         await stage.honest_round(1)
         reply = await stage.node.swarm.call(stage.leader.peer, "module.next", header, timeout_s=20.0)
-        assert [sealed.document.version for sealed in read_items(ModuleVersion, reply)] == [1]
+        assert [sealed.document.version for sealed in await read_items(ModuleVersion, reply)] == [1]
 
 
 async def test_a_leader_tells_what_is_in_its_open_round(tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ async def notes(stage: Stage, after: str = "") -> list[Sealed[Rejection]]:
     reply = await stage.node.swarm.call(
         stage.leader.peer, "module.rejections", {"module": str(MODULE), "after": after}, timeout_s=5.0
     )
-    return read_items(Rejection, reply)
+    return await read_items(Rejection, reply)
 
 
 async def test_a_refused_contribution_is_noted_with_its_reason_and_its_authors_signature(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -281,7 +282,7 @@ async def test_a_page_that_comes_again_and_again_ends_nobodys_patience(monkeypat
         return [SimpleNamespace(document=SimpleNamespace(version=1))]
 
     monkeypatch.setattr(reading, "ask_chain", again)
-    monkeypatch.setattr(reading, "read_items", lambda kind, page: page)
+    monkeypatch.setattr(reading, "read_items", mock.AsyncMock(side_effect=lambda kind, page: page))
     node: Any = SimpleNamespace(run=SimpleNamespace(rounds=2**40))
     with pytest.raises(IntegrityError, match="it gave others"):
         await reading.versions_after(node, (signer(1).peer, GetChain), ModuleId(1, 0), after=0, up_to=2**40)

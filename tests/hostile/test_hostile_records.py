@@ -20,7 +20,7 @@ from hostile_harness import MIB, Battlefield, Target
 
 from dipaco_p2p.protocol.records import Record, sign_record
 from dipaco_p2p.protocol.signing import Signer
-from dipaco_p2p.swarm.hivemind.dht import FULL_KEYS, LEFT_OUT, hash_key
+from dipaco_p2p.swarm.hivemind.dht import FULL_KEYS, LEFT_OUT, STORE_KEYS_MAX, hash_key
 
 pytestmark = pytest.mark.libp2p
 
@@ -34,7 +34,13 @@ def key_of(field: Battlefield, rest: str) -> str:
 
 
 async def store(field: Battlefield, target: Target, *entries: tuple[bytes, bytes, bytes, float]) -> list[bool]:
-    """Ask `target` to store these (key, sub-key, value, expiry), unchecked by our own code."""
+    """Ask `target` to store these (key, sub-key, value, expiry), unchecked by our own code, as many at once as it
+    takes."""
+    parts = [entries[begin : begin + STORE_KEYS_MAX] for begin in range(0, len(entries), STORE_KEYS_MAX)]
+    return [one for part in parts for one in await store_at_once(field, target, *part)]
+
+
+async def store_at_once(field: Battlefield, target: Target, *entries: tuple[bytes, bytes, bytes, float]) -> list[bool]:
     keys, subkeys, values, expiries = zip(*entries, strict=True)
     request = dht_pb2.StoreRequest(
         keys=keys, subkeys=subkeys, values=values, expiration_time=expiries, in_cache=[False] * len(keys)
@@ -97,7 +103,7 @@ def test_a_request_for_a_hundred_thousand_keys_is_refused(field: Battlefield) ->
         with pytest.raises(P2PHandlerError, match="80000 keys at once"):
             await rpc(field, target, "rpc_find", dht_pb2.FindRequest(keys=keys), dht_pb2.FindResponse)
         with pytest.raises(P2PHandlerError, match="20000 keys at once"):
-            await store(field, target, *[(key, REGULAR, b"\x01", time.time() + 60) for key in keys[:20_000]])
+            await store_at_once(field, target, *[(key, REGULAR, b"\x01", time.time() + 60) for key in keys[:20_000]])
 
     with field.attacked():
         for target in (field.seed, field.leader):

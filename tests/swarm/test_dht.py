@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
+from dht_harness import (
+    KEY,
+    KEYS,
+    a_node,
+    a_protocol,
+    dictionary_of,
+    entry,
+    judged,
+    kept,
+    new_guard,
+    peer_named,
+    place,
+    put,
+    stored,
+    told,
+)
 from hivemind.dht.crypto import DHTRecord
 from hivemind.dht.node import Blacklist
 from hivemind.dht.protocol import DHTProtocol as HivemindProtocol
-from hivemind.dht.routing import DHTID, RoutingTable
+from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.proto import dht_pb2
 from hivemind.utils import timed_storage
 from hivemind.utils.serializer import MSGPackSerializer
 
-from dipaco_p2p.clock import SystemClock
-from dipaco_p2p.protocol.records import Record, sign_record
-from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.swarm.hivemind import dht
 from dipaco_p2p.swarm.hivemind.dht import (
     ANSWER_BYTES_MAX,
@@ -31,38 +43,14 @@ from dipaco_p2p.swarm.hivemind.dht import (
     KEY_BYTES_MAX,
     LEFT_OUT,
     MESSAGE_BYTES_MAX,
-    STORE_KEYS_MAX,
     SUBKEYS_MAX,
     Protocol,
     Storage,
     _Validator,
     hash_key,
     install,
+    node_id_of,
 )
-from dipaco_p2p.swarm.hivemind.guard import RecordGuard
-
-KEY = "dipaco/x/peers"
-
-
-def new_guard() -> RecordGuard:
-    return RecordGuard(clock=SystemClock(), ttl_max_s=60, hash_key=hash_key, counts=Counter())
-
-
-def place(key: str) -> DHTID:
-    return DHTID.generate(source=key)
-
-
-def entry(number: int, *, key: str = KEY, life_s: float = 30.0, text: str = "") -> Record:
-    signer = Signer(number.to_bytes(32, "big"))
-    return sign_record(signer, key=key, counter=1, expires_s=time.time() + life_s, body={"text": text})
-
-
-def kept(storage: Storage, key: str = KEY) -> Any:
-    return storage.get(place(key)).value.data
-
-
-def put(storage: Storage, record: Record, *, key: str = KEY) -> bool:
-    return storage.store_subkey(place(key), record.peer, record.to_bytes(), record.expires_s)
 
 
 def test_a_full_key_keeps_who_is_there_and_lets_them_renew() -> None:
@@ -115,16 +103,42 @@ def test_one_sender_leaves_room_under_keys_that_we_do_not_read(monkeypatch: pyte
     assert all(put(storage, entry(1), key=f"dipaco/{number}") for number in range(10))
 
 
+def test_who_shortens_what_others_have_stored_gains_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: nine keys store what one may, and a tenth puts less in its place each time. All that it took away was
+    room of its own, so ten keys had what takes sixty."""
+    monkeypatch.setattr(dht, "FOREIGN_STORE_BYTES_MAX", 1_000_000)
+    monkeypatch.setattr(dht, "RECOUNT_EVERY_S", 0.0)
+    storage, soon_s = Storage(new_guard()), time.time() + 20
+
+    def fill(sender: str) -> list[DHTID]:
+        storage.sender = sender  # type: ignore[assignment]
+        places = (place(f"{sender} {number}") for number in range(400))
+        return [at for at in places if storage.store_subkey(at, "one", bytes(3000), soon_s)]
+
+    for crowd in range(9):
+        stored = fill(f"crowd {crowd}")
+        storage.sender = "thief"  # type: ignore[assignment]
+        assert all([storage.store_subkey(at, "one", b"", soon_s + 1) for at in stored])
+    assert 10 < len(fill("thief")) < 45
+
+
 async def test_who_sends_a_request_is_whose_room_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     install()
     protocol = a_protocol(new_guard())
     monkeypatch.setattr(protocol, "rpc_ping", mock.AsyncMock())
-    keys = [place(f"made up {number}").to_bytes() for number in range(STORE_KEYS_MAX)]
-    many = {"subkeys": [Protocol.IS_REGULAR_VALUE] * len(keys), "in_cache": [False] * len(keys)}
-    values, expiries = [MSGPackSerializer.dumps(b"x")] * len(keys), [time.time() + 30] * len(keys)
-    request = dht_pb2.StoreRequest(keys=keys, values=values, expiration_time=expiries, **many)
     monkeypatch.setattr(dht, "FOREIGN_STORE_BYTES_MAX", 1024 * 1024)
-    stored = [sum((await protocol.rpc_store(request, mock.Mock(remote_id=one))).store_ok) for one in ("a", "a", "b")]
+    soon_s, value = time.time() + 30, MSGPackSerializer.dumps(b"x")
+
+    async def many(sender: str) -> int:
+        count = 0
+        for number in range(200):
+            lives = {"expiration_time": [soon_s], "in_cache": [False]}
+            names = {"keys": [place(f"made up {number}").to_bytes()], "subkeys": [Protocol.IS_REGULAR_VALUE]}
+            request = dht_pb2.StoreRequest(values=[value], **names, **lives)
+            count += sum((await protocol.rpc_store(request, mock.Mock(remote_id=sender))).store_ok)
+        return count
+
+    stored = [await many(sender) for sender in ("a", "a", "b")]
     assert 40 < stored[0] < 80 and stored[1] == 0 and stored[2] > 30
 
 
@@ -158,26 +172,15 @@ def test_renewals_leave_nothing_behind() -> None:
     assert len(storage.expiration_heap) < 200 and len(storage.data[place(KEY)].value.expiration_heap) < 200
 
 
-def judged(guard: RecordGuard, dictionary: DictionaryDHTValue) -> tuple[bool, set[str]]:
-    protocol = Protocol(_initialized_with_create=True)
-    protocol.record_validator = _Validator(guard)
-    return protocol._validate_dictionary(hash_key(KEY), dictionary), set(dictionary.data)
-
-
-def dictionary_of(*records: Record) -> DictionaryDHTValue:
-    dictionary = DictionaryDHTValue()
-    with dictionary.freeze():
-        for record in records:
-            dictionary.store(record.peer, MSGPackSerializer.dumps(record.to_bytes()), record.expires_s)
-    return dictionary
-
-
-def test_of_an_answer_the_good_is_believed_and_the_rest_left_out() -> None:
+async def test_of_an_answer_the_good_is_believed_and_the_rest_left_out() -> None:
     good, expired, elsewhere = entry(1), entry(2, life_s=-1), entry(3, key="dipaco/y/peers")
     guard = new_guard()
     guard.know(KEY)
-    assert judged(guard, dictionary_of(good, expired, elsewhere)) == (True, {good.peer})
-    assert judged(guard, dictionary_of(expired))[0] is False
+    junk = dictionary_of(good, expired, elsewhere)
+    with junk.freeze():
+        junk.store("no bytes", 7, time.time() + 30)
+    assert await judged(guard, junk) == {good.peer}
+    assert await judged(guard, dictionary_of(expired)) == set()
 
 
 @pytest.mark.parametrize("data", [b"\xdd\x7f\xff\xff\xff", b"\xc7\x05\x40\x94\x90\x90\x90\x90"])
@@ -197,68 +200,61 @@ def test_a_refused_write_to_a_full_store_frees_no_room(monkeypatch: pytest.Monke
     assert put(storage, entry(1, text="y" * 7000, life_s=40), key="dipaco/a")
 
 
-def a_protocol(guard: RecordGuard) -> Protocol:
-    """Of a node that knows twenty others."""
-    protocol = Protocol(_initialized_with_create=True)
-    protocol.node_id, protocol.bucket_size, protocol.num_replicas = DHTID.generate(), 20, 5
-    protocol.node_info = dht_pb2.NodeInfo(node_id=protocol.node_id.to_bytes())
-    protocol.record_validator = _Validator(guard)
-    protocol.storage = protocol.cache = Storage(guard)
-    protocol.routing_table = RoutingTable(protocol.node_id, protocol.bucket_size, 5)
-    for number in range(20):
-        protocol.routing_table.add_or_update_node(place(f"node {number}"), f"peer {number}")  # type: ignore[arg-type]
-    return protocol
-
-
 async def test_a_newcomer_to_the_table_costs_no_look_at_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attack: a peer pings with another node id each time. A walk through 16384 keys, which it had put there itself,
-    stopped everything for a second or more; and whoever came with another key was handed megabytes."""
+    """Attack: many keys. A walk through 16384 others, which their owner had put there itself, stopped everything for a
+    second or more; and whoever came with another key was handed megabytes."""
     protocol = a_protocol(new_guard())
     handed, walked = mock.AsyncMock(), mock.Mock(return_value=[])
     monkeypatch.setattr(protocol, "call_store", handed)
     monkeypatch.setattr(protocol.storage, "items", walked)
     for number in range(5):
-        await protocol.update_routing_table(place(f"new {number}"), "one")  # type: ignore[arg-type]
-        await protocol.update_routing_table(place(f"other {number}"), f"{number}")  # type: ignore[arg-type]
+        peer = peer_named(f"{number}")
+        await protocol.update_routing_table(node_id_of(peer), peer)
     await asyncio.sleep(0)
     assert not handed.called and not walked.called
-    assert [protocol.routing_table.get(node_id=place(f"new {number}")) for number in (3, 4)] == [None, "one"]
+    assert all(node_id_of(peer_named(f"{number}")) in protocol.routing_table for number in range(5))
+
+
+async def test_a_node_is_nowhere_but_where_its_peer_id_puts_it() -> None:
+    """Attack: a key whose node is beside the key of all heartbeats, or at five places there at once, as whoever answers
+    searches says of it. What others stored was with it alone, and after a heartbeat's life nobody saw anybody."""
+    protocol, liar = a_protocol(new_guard()), peer_named("liar")
+    near = [DHTID(int.from_bytes(hash_key(KEY), "big") ^ distance) for distance in range(1, 6)]
+    for node_id in (*near, node_id_of(peer_named("peer 3"))):
+        await protocol.update_routing_table(node_id, liar)
+    assert liar not in protocol.routing_table
+    await protocol.update_routing_table(node_id_of(liar), liar)
+    assert protocol.routing_table.get(peer_id=liar) == node_id_of(liar)
+    assert protocol.routing_table.get(node_id=node_id_of(peer_named("peer 3"))) == b"peer 3"
+
+
+async def test_of_the_nodes_that_an_answer_names_those_are_asked_that_are_where_they_should_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    liar, honest = peer_named("liar"), peer_named("honest")
+    said = {place(f"{number}"): liar for number in range(5)} | {node_id_of(honest): honest}
+
+    async def call_find(protocol: Protocol, peer: str, keys: Collection[DHTID]) -> Any:
+        return {key: (None, dict(said)) for key in keys}
+
+    monkeypatch.setattr(HivemindProtocol, "call_find", call_find)
+    protocol = Protocol(_initialized_with_create=True)
+    found = await protocol.call_find("one", [KEYS[0]])  # type: ignore[arg-type]
+    assert found == {KEYS[0]: (None, {node_id_of(honest): honest})}
 
 
 async def test_a_node_that_cannot_be_pinged_takes_nobody_elses_place_away() -> None:
     """Attack: a ping that wants to be answered by one, in the name of another node. One for each took all nodes from
     everybody's table, and nobody found anybody any more."""
-    table, one = (protocol := a_protocol(new_guard())).routing_table, "one"
-    await protocol.update_routing_table(place("one"), one)  # type: ignore[arg-type]
-    for number in range(20):
-        await protocol.update_routing_table(place(f"node {number}"), one, responded=False)  # type: ignore[arg-type]
-    assert [table.get(node_id=place(f"node {number}")) for number in range(20)] == [f"peer {n}" for n in range(20)]
+    table, one = (protocol := a_protocol(new_guard())).routing_table, peer_named("one")
+    await protocol.update_routing_table(node_id_of(one), one)
+    others = [peer_named(f"peer {number}") for number in range(20)]
+    for other in others:
+        await protocol.update_routing_table(node_id_of(other), one, responded=False)
+    assert [table.get(node_id=node_id_of(other)) for other in others] == others
     assert one not in table
-    await protocol.update_routing_table(None, "peer 3", responded=False)  # type: ignore[arg-type]
-    assert table.get(node_id=place("node 3")) is None
-
-
-async def a_node(monkeypatch: pytest.MonkeyPatch, guard: RecordGuard, *, blacklist: Any = None) -> Protocol:
-    install()
-    protocol = a_protocol(guard)
-    protocol.routing_table = SimpleNamespace(get_nearest_neighbors=lambda *_, **__: [])
-    monkeypatch.setattr(protocol, "rpc_ping", mock.AsyncMock())
-    node = SimpleNamespace(protocol=protocol, blacklist=blacklist or mock.Mock())
-    monkeypatch.setattr(dht.DHTNode, "create", mock.AsyncMock(return_value=node))
-    await dht.create_node(mock.Mock(), guard, client_mode=False, on_found=mock.Mock())
-    return protocol
-
-
-async def stored(protocol: Protocol, record: Record, *, in_cache: bool = False) -> list[bool]:
-    names, values = [MSGPackSerializer.dumps(record.peer)], [MSGPackSerializer.dumps(record.to_bytes())]
-    lives = {"expiration_time": [record.expires_s], "in_cache": [in_cache]}
-    request = dht_pb2.StoreRequest(keys=[hash_key(KEY)], subkeys=names, values=values, **lives)
-    return list((await protocol.rpc_store(request, mock.Mock(remote_id=record.peer))).store_ok)
-
-
-async def told(protocol: Protocol) -> set[str]:
-    answer = await protocol.rpc_find(dht_pb2.FindRequest(keys=[hash_key(KEY)]), mock.Mock(remote_id="asker"))
-    return set(MSGPackSerializer.loads(answer.results[0].value).data)
+    await protocol.update_routing_table(None, others[3], responded=False)
+    assert others[3] not in table
 
 
 async def test_a_record_that_is_meant_for_the_cache_hides_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,8 +315,8 @@ async def test_few_nodes_wait_for_a_place_in_a_full_bucket(monkeypatch: pytest.M
     """Attack: a key for each ping. Of every one half a kilobyte was kept for good."""
     protocol = a_protocol(new_guard())
     monkeypatch.setattr(protocol, "call_ping", mock.AsyncMock())
-    for number in range(1500):
-        await protocol.update_routing_table(place(f"{number}"), f"{number}")  # type: ignore[arg-type]
+    for peer in map(peer_named, map(str, range(1500))):
+        await protocol.update_routing_table(node_id_of(peer), peer)
     table = protocol.routing_table
     assert max(len(bucket.replacement_nodes) for bucket in table.buckets) == 20
     assert len(table.uid_to_peer_id) == len(table.peer_id_to_uid) < 45 * len(table.buckets)
@@ -341,9 +337,6 @@ class Asked:
 
     async def find(self, peer: str, *keys: DHTID) -> Any:
         return await self.protocol.call_find(peer, keys)  # type: ignore[arg-type]
-
-
-KEYS = [place(f"{number}") for number in range(2 * FIND_KEYS_MAX + 2)]
 
 
 async def test_what_searches_want_of_a_node_at_one_moment_goes_there_in_one_request(
@@ -412,7 +405,7 @@ class Node:
         self.asker.on_found = lambda key, entries: self.told.append(key)
         monkeypatch.setattr(self.asker, "get_stub", lambda peer: SimpleNamespace(rpc_find=rpc_find))
         monkeypatch.setattr(self.asker, "update_routing_table", update)
-        monkeypatch.setattr(self.asker, "_validate_dictionary", lambda key, dictionary: True)
+        monkeypatch.setattr(self.asker, "_validate_record", lambda *words: True)
 
 
 async def test_what_an_answer_has_no_room_for_is_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 from e2e_harness import free_port
+from hivemind.p2p import PeerID
+from hivemind.proto import dht_pb2
 from swarm_harness import TTL_MAX_S, Libp2pHarness, eventually
 
 from dipaco_p2p.clock import SystemClock
@@ -28,6 +30,7 @@ from dipaco_p2p.swarm.api import Reply
 from dipaco_p2p.swarm.frames import read_frame
 from dipaco_p2p.swarm.hivemind import libp2p
 from dipaco_p2p.swarm.hivemind.daemon import PORT_LOOK_S, sweep_stale_sockets, wait_port_free
+from dipaco_p2p.swarm.hivemind.dht import hash_key, node_id_of
 
 NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/{Signer(bytes([9]) * 32).peer}"
 
@@ -80,6 +83,57 @@ async def test_hostile_streams_are_answered_or_cut_and_harm_nobody(net: Any) -> 
     assert await asyncio.gather(*map(send, (b"DPP\x01", prefix(100, 0) + b"{", b""))) == ["", "", ""]
     assert server.statistics().calls_broken == 3
     assert await client.call(server.peer, "echo", {"n": 1}, b"x", timeout_s=5) == Reply({"n": 1}, b"x")
+
+
+async def test_a_node_that_names_itself_at_every_place_takes_no_records_away(net: Any) -> None:
+    """Attack: one key answers each search with five nodes next to the key, all of them itself, and says that it has
+    stored what it is brought. All heartbeats were with it alone."""
+    honest, liar = [await net.join() for _ in range(4)], await net.join()
+    key, me = "dipaco/test/peers", PeerID.from_base58(liar.peer).to_bytes()
+    near = [int.from_bytes(hash_key(key), "big") ^ distance for distance in range(1, 6)]
+    places = {"nearest_node_ids": [one.to_bytes(20, "big") for one in near], "nearest_peer_ids": [me] * len(near)}
+
+    async def find(data: bytes, caller: object) -> bytes:
+        count = len(dht_pb2.FindRequest.FromString(data).keys)
+        results = [dht_pb2.FindResult(type=dht_pb2.NOT_FOUND, **places) for _ in range(count)]
+        return bytes(dht_pb2.FindResponse(results=results).SerializeToString())
+
+    async def store(data: bytes, caller: object) -> bytes:
+        count = len(dht_pb2.StoreRequest.FromString(data).keys)
+        return bytes(dht_pb2.StoreResponse(store_ok=[True] * count).SerializeToString())
+
+    liar._p2p._client.control.unary_handlers |= {"DHTProtocol.rpc_find": find, "DHTProtocol.rpc_store": store}
+    for number, one in enumerate(honest):
+        assert await one.put(key, {"n": number}, ttl_s=TTL_MAX_S)
+
+    async def is_seen() -> bool:
+        return (await honest[-1].get(key)).keys() == {one.peer for one in honest}
+
+    await eventually(is_seen)
+
+
+async def test_a_node_that_names_nodes_that_nobody_runs_takes_no_records_away(net: Any) -> None:
+    """Attack: one key answers each search with twenty ids that lie next to the key, of peers that it made up. Who has a
+    node kept its own record; of who has none, nobody heard any more."""
+    honest, liar = [await net.join() for _ in range(3)], await net.join()
+    key = "dipaco/test/peers"
+    at = int.from_bytes(hash_key(key), "big")
+    made_up = sorted((PeerID(b"%38d" % number) for number in range(2000)), key=lambda peer: at ^ int(node_id_of(peer)))
+    ids, peers = ([to_bytes(one) for one in made_up[:20]] for to_bytes in (node_bytes, PeerID.to_bytes))
+
+    async def find(data: bytes, caller: object) -> bytes:
+        count = len(dht_pb2.FindRequest.FromString(data).keys)
+        result = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND, nearest_node_ids=ids, nearest_peer_ids=peers)
+        return bytes(dht_pb2.FindResponse(results=[result] * count).SerializeToString())
+
+    liar._p2p._client.control.unary_handlers["DHTProtocol.rpc_find"] = find
+    guest = await net.join(client_mode=True)
+    assert await guest.put(key, {}, ttl_s=TTL_MAX_S)
+    assert guest.peer in await honest[0].get(key)
+
+
+def node_bytes(peer: PeerID) -> bytes:
+    return bytes(node_id_of(peer).to_bytes())
 
 
 async def test_the_daemon_offers_no_upnp_relay_or_quic_and_sees_no_ctrl_c(net: Any) -> None:
@@ -276,7 +330,7 @@ async def test_hivemind_dht_joins_the_same_dht_and_our_records_stay(net: Any, tm
             return "2 DHT nodes" in (tmp_path / "log").read_text()
 
         await eventually(joined)
-        assert len(seed._node.protocol.routing_table.uid_to_peer_id) == 1
+        assert not seed._node.protocol.routing_table.uid_to_peer_id, "it has chosen where its node is"
         late = await net.join()
         assert await late.put("dipaco/x", {"n": 2}, ttl_s=50)
         assert {record.body["n"] for record in (await seed.get("dipaco/x")).values()} == {1, 2}

@@ -3,11 +3,12 @@
 Traps in hivemind 1.1.12 that are designed around, each of them found by an attack (tests/hostile):
 - whatever a peer sends is unpacked before anything is checked (guard.py says what that can do);
 - a request may name any number of keys, and each costs a walk through the routing table;
+- nobody else runs while the signatures of all that messages hold are checked, which takes seconds;
 - one bad entry in an answer makes the whole answer void, and one that claims to live for ever ends the search;
 - who marks a record as one for the cache hides all that is stored under its key, if that expires sooner;
 - a refused write may shorten the life of what is stored, and a plain value may oust a dictionary;
 - what is stored under one key, or handed to a new neighbour, may outgrow the largest message and then gets nowhere;
-- a peer may take any number of places in the routing table, and may take others' places away;
+- a node says itself where it is, may take any number of places in the routing table, and names others where it likes;
 - a newcomer to that table costs a walk through all that is stored, and is handed what it should store, though records
   are repeated anyway and more nodes are asked for one than keep it; and who comes when a bucket is full stays for good.
 """
@@ -21,7 +22,7 @@ import heapq
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +38,11 @@ from hivemind.proto import dht_pb2
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
 
+from ...errors import Refused
+from ...protocol.reasons import Reason
 from ...protocol.records import KEY_BYTES_MAX, KEY_RECORDS_MAX, RECORD_BYTES_MAX
+from ...protocol.signing import PeerId
+from ..frames import Caller, Share, Turns
 from .guard import RecordGuard, is_modest
 
 REPLICAS = 5
@@ -59,7 +64,20 @@ GATHER_S = 0.01
 NEAREST = 2 * REPLICAS
 """Nodes that a read asks, all at once so that requests to the same node go together: those that keep the key's
 replicas, and as many that came nearer since it was written."""
-STORE_KEYS_MAX = 1024
+TOLD_MAX = 20
+"""Nodes that an answer names for each key: as many as honest ones do."""
+STORE_KEYS_MAX = 4
+"""That one request may bring; an honest node brings one."""
+REQUEST_BYTES_MAX = STORE_KEYS_MAX * (RECORD_BYTES_MAX + 1024)
+WAITING_MAX, WAITING_PER_PEER_MAX = 512, 128
+"""Requests that wait for their turn: a leader of many modules renews all its heads at once."""
+PINGED_BACK_MAX, PINGED_BACK_PER_PEER_MAX = 64, 4
+"""At once, of those who join and want to know whether they can be reached."""
+CHECKS_AT_ONCE = 8
+"""Entries of an answer that are checked before others run: a signature takes a fifth of a millisecond, or more."""
+READ_S = 5.0
+"""How long an answer is read, half of what a search may take: on a busy machine a full key takes two. Of what was left
+unread a later look knows the beginning, and gets further."""
 SILENT_MAX = 4096
 """Nodes without an answer that are remembered, so as not to ask them soon again."""
 SUBKEYS_MAX = KEY_RECORDS_MAX
@@ -89,6 +107,7 @@ async def create_node(p2p: P2P, guard: RecordGuard, *, client_mode: bool, on_fou
     nodes drag out until it is given up has then not been in vain."""
     node = await DHTNode.create(
         p2p=p2p,
+        node_id=node_id_of(p2p.peer_id),
         client_mode=client_mode,
         num_replicas=REPLICAS,
         wait_timeout=RPC_TIMEOUT_S,
@@ -108,6 +127,13 @@ async def create_node(p2p: P2P, guard: RecordGuard, *, client_mode: bool, on_fou
 def hash_key(key: str) -> bytes:
     """Where `key` is in the DHT."""
     return bytes(DHTID.generate(source=key).to_bytes())
+
+
+@functools.lru_cache(maxsize=KEYS_MAX)
+def node_id_of(peer: PeerID) -> DHTID:
+    """Where the node of `peer` is. If nodes chose that, or had several places in others' words, one key could have all
+    the places near a DHT key, and what is stored there would be nowhere else."""
+    return DHTID.generate(source=peer.to_bytes())
 
 
 class _Silences(Counter[PeerID]):
@@ -212,8 +238,12 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
         nothing, so what one peer may have of keys that are not ours is a part of what is free (as in frames.py)."""
         if self._guard.knows(key.to_bytes()):
             return True
+        if more_bytes <= 0:  # counted to nobody until the next recount: who shortens others' values has no more room
+            return True
         if key not in self.data:
             more_bytes = max(more_bytes, FOREIGN_KEY_BYTES)
+        elif (key, self.sender) not in self._foreign:
+            more_bytes = max(more_bytes, ENTRY_BYTES_MIN)  # what is noted of it takes room, too
         if not self._has_room(more_bytes):
             self._recount()
             if not self._has_room(more_bytes):
@@ -224,7 +254,7 @@ class Storage(DHTLocalStorage):  # type: ignore[misc]
 
     def _has_room(self, more_bytes: int) -> bool:
         free = FOREIGN_STORE_BYTES_MAX - self._sent.total()
-        return more_bytes <= 0 or self._sent[self.sender] + more_bytes <= free // SENDER_PART
+        return self._sent[self.sender] + more_bytes <= free // SENDER_PART
 
     def _recount(self) -> None:
         """Forget what has expired. Not for each of a thousand entries that find no room."""
@@ -263,31 +293,61 @@ class Protocol(HivemindProtocol):  # type: ignore[misc]
         super().__init__(**options)
         self._requests: dict[tuple[PeerID, int], _Request] = {}
         """That are not on their way yet, by node and by how many keys they may name."""
+        self._waiting = Share(WAITING_MAX, per_peer=WAITING_PER_PEER_MAX)
+        self._turns = Turns(2, per_peer=1)
+        """Of those who bring records or look for some, which costs signatures and walks through the routing table: who
+        asks a thousand times keeps neither others waiting nor our own work."""
+        self._pinged_back = Share(PINGED_BACK_MAX, per_peer=PINGED_BACK_PER_PEER_MAX)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, request: Any, context: P2PContext) -> AsyncIterator[None]:
+        """A pass of the loop for what one sender asks for, while others wait; raises Refused ("busy") for too much."""
+        sender = Caller(PeerId(str(context.remote_id)))
+        if request.ByteSize() > REQUEST_BYTES_MAX:
+            raise Refused(f"a request of {request.ByteSize()} bytes", reason=Reason.OVERSIZE)
+        with self._waiting.place(sender):
+            async with self._turns.turn(sender):
+                await asyncio.sleep(0)
+                yield
+
+    async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
+        if not request.validate:
+            return await super().rpc_ping(request, context)
+        with self._pinged_back.place(Caller(PeerId(str(context.remote_id)))):  # who does not answer takes seconds
+            return await super().rpc_ping(request, context)
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         if len(request.keys) > FIND_KEYS_MAX:
             raise ValueError(f"{len(request.keys)} keys at once; {FIND_KEYS_MAX} are the most")
         asker = DHTID.from_bytes(request.peer.node_id)  # first: what a task fails at fills the log
-        asyncio.create_task(self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context))
-        answer, room = dht_pb2.FindResponse(peer=self.node_info), ANSWER_BYTES_MAX
-        for key in map(DHTID.from_bytes, request.keys):
-            result = dht_pb2.FindResult(**self.storage.told(key)) if room > 0 else dht_pb2.FindResult(type=LEFT_OUT)
-            for node_id, peer_id in self.routing_table.get_nearest_neighbors(key, k=self.bucket_size, exclude=asker):
-                result.nearest_node_ids.append(node_id.to_bytes())
-                result.nearest_peer_ids.append(peer_id.to_bytes())
-            room -= result.ByteSize() + RESULT_BYTES
-            if room < 0:  # hivemind would fail to refuse what is longer, and keep it for good
-                result.Clear()
-                result.type = LEFT_OUT
-            answer.results.append(result)
+        async with self._turn(request, context):
+            asyncio.create_task(self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context))
+            answer, room = dht_pb2.FindResponse(peer=self.node_info), ANSWER_BYTES_MAX
+            for key in map(DHTID.from_bytes, request.keys):
+                result = dht_pb2.FindResult(**self.storage.told(key)) if room > 0 else dht_pb2.FindResult(type=LEFT_OUT)
+                near = self.routing_table.get_nearest_neighbors(key, k=self.bucket_size, exclude=asker)
+                for node_id, peer_id in near:
+                    result.nearest_node_ids.append(node_id.to_bytes())
+                    result.nearest_peer_ids.append(peer_id.to_bytes())
+                room -= result.ByteSize() + RESULT_BYTES
+                if room < 0:  # hivemind would fail to refuse what is longer, and keep it for good
+                    result.Clear()
+                    result.type = LEFT_OUT
+                answer.results.append(result)
         return answer
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         if len(request.keys) > STORE_KEYS_MAX:
             raise ValueError(f"{len(request.keys)} keys at once; {STORE_KEYS_MAX} are the most")
+        if self.IS_DICTIONARY in request.subkeys:
+            raise ValueError("a dictionary; nobody is handed what others have stored")
         DHTID.from_bytes(request.peer.node_id)  # refuses a malformed one, as in rpc_find
-        self.storage.sender = context.remote_id  # nothing is awaited until all is stored
-        return await super().rpc_store(request, context)
+        try:
+            async with self._turn(request, context):
+                self.storage.sender = context.remote_id  # nothing is awaited until all is stored
+                return await super().rpc_store(request, context)
+        except Refused:  # an error would look as if we were dead
+            return dht_pb2.StoreResponse(store_ok=[False] * len(request.keys), peer=self.node_info)
 
     async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> Any:
         """As hivemind's, in one request with what other searches want of this node just now. In a swarm of twelve a
@@ -313,20 +373,37 @@ class Protocol(HivemindProtocol):  # type: ignore[misc]
         if self._requests.get((peer, most)) is request:
             del self._requests[peer, most]
         answers = await super().call_find(peer, request.keys)
-        for key, (item, nearest) in (answers or {}).items():
+        until_s = asyncio.get_running_loop().time() + READ_S
+        for key, (item, told) in (answers or {}).items():
+            nearest = {node_id: one for node_id, one in [*told.items()][:TOLD_MAX] if node_id == node_id_of(one)}
             if item is not None and isinstance(item.value, DictionaryDHTValue):
-                answers[key] = _plain(item.value), nearest
+                await self._read(key.to_bytes(), item.value, until_s)
                 self.on_found(key.to_bytes(), _entries(item.value))
+                item = _plain(item.value) if item.value.data else None
+            answers[key] = item, nearest
         return answers
 
+    async def _read(self, key_bytes: bytes, dictionary: DictionaryDHTValue, until_s: float) -> None:
+        """Take out what is not good: others' junk, what has just expired, and what is still unread at `until_s`."""
+        loop = asyncio.get_running_loop()
+        for number, (subkey, (value, expires_s)) in enumerate(list(dictionary.data.items())):
+            if number % CHECKS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            is_good = False
+            with contextlib.suppress(Exception):  # whatever a stranger's bytes can raise, they are no record
+                is_good = loop.time() < until_s and self._validate_record(
+                    key_bytes, self.serializer.dumps(subkey), value, expires_s
+                )
+            if not is_good:
+                del dictionary[subkey]
+
     async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
-        """One place for each peer, its newest, and no place that is another's. Of the nodes that wait for a place in a
-        full bucket those that came first stay."""
-        table = self.routing_table
-        before = table.get(peer_id=peer_id)
-        if before is not None and (not responded or node_id not in (None, before)):
-            del table[before]
-        if not responded or node_id is None or table.get(node_id=node_id, default=peer_id) != peer_id:
+        """One place for each peer, its own. Of the nodes that wait for a place in a full bucket those that came first
+        stay."""
+        table, own = self.routing_table, node_id_of(peer_id)
+        if not responded and own in table:
+            del table[own]
+        if not responded or node_id != own:
             return
         quiet = table.add_or_update_node(node_id, peer_id)
         waiting = table.buckets[table.get_bucket_index(node_id)].replacement_nodes
@@ -342,16 +419,8 @@ class Protocol(HivemindProtocol):  # type: ignore[misc]
         return stored if stored and any(stored) else None
 
     def _validate_dictionary(self, key_bytes: bytes, dictionary: DictionaryDHTValue) -> bool:
-        """Whether anything in it is good; what is not is taken out: others' junk, and what has just expired."""
-        with dictionary.freeze():
-            bad = [
-                subkey
-                for subkey, (value, expires_s) in dictionary.items()
-                if not self._validate_record(key_bytes, self.serializer.dumps(subkey), value, expires_s)
-            ]
-            for subkey in bad:
-                del dictionary[subkey]
-            return bool(dictionary)
+        """hivemind asks this of an answer; `_read` looks at each entry."""
+        return True
 
 
 def _plain(dictionary: DictionaryDHTValue) -> ValueWithExpiration:

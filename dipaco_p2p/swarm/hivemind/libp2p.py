@@ -4,8 +4,9 @@ hivemind's `P2P` and `DHTNode` run in the program's own event loop, not in the p
 that nothing outlives the program but for a second (the daemon ends when its parent does). TCP only; no UPnP. A peer
 behind a NAT keeps slots at relays (reservations.py), and who offers it is one (circuits.py). Every wait has a limit of
 our own. Traps in hivemind 1.1.12 that are designed around (those of its DHT: dht.py): one seed with a wrong clock
-aborts a join (`_join_through`), a request that fails or is given up leaks its connection to the daemon, and
-an answer to a call that was just given up ends the reading of all others (both: p2pd.py).
+aborts a join (`_join_through`), a request that fails or is given up leaks its connection to the daemon, a call that its
+caller gives up is kept for good, and an answer to a call that was just given up ends the reading of all others (all
+three: p2pd.py).
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ import contextlib
 import logging
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import ValidationError
+from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID, p2p_daemon
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.proto import dht_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
+from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import get_dht_time
 from torch.multiprocessing import set_sharing_strategy
 
@@ -138,6 +141,8 @@ class Libp2pSwarm:
         self._guard = RecordGuard(clock=clock, ttl_max_s=ttl_max_s, hash_key=hash_key, counts=self._counts)
         self._client_mode = False
         self._node: DHTNode | None = None
+        self._searching: set[asyncio.Task[None]] = set()
+        """For further nodes that are to keep records of ours."""
         DialBackMe.serve(self, DialBack(clock, places=self.places, greets=greets).answer)
 
     @property
@@ -205,14 +210,39 @@ class Libp2pSwarm:
         self._guard.know(key)
         record = self._records.sign(self.signer, key, body, ttl_s=ttl_s)
         self._counts["records_put"] += 1
-        try:
-            async with asyncio.timeout(DHT_TIMEOUT_S):
-                stored = await self._node.store(
-                    key, record.to_bytes(), record.expires_s, subkey=self.peer, exclude_self=self._client_mode
-                )
-        except TimeoutError:
-            return False
-        return bool(stored)
+        return await self._bring(key, record)
+
+    async def _bring(self, key: str, record: Record) -> bool:
+        """Bring a record to the nodes of our table that are nearest to its key, and to those that a search finds;
+        whether one stored it. Nobody waits for the search if one has: whoever answers it may name nodes that nobody
+        runs, beside the key, and as many as there are places."""
+        assert self._node is not None
+        node, key_id, value = self._node, DHTID.generate(source=key), MSGPackSerializer.dumps(record.to_bytes())
+        near = dict(node.protocol.routing_table.get_nearest_neighbors(key_id, dht.REPLICAS))
+        stored: list[bool] = []
+
+        async def store_at(peers: Iterable[PeerID]) -> None:
+            words = [key_id], [value], [record.expires_s], [record.peer]
+            answers = await asyncio.gather(*(node.protocol.call_store(peer, *words) for peer in peers))
+            stored.extend(map(bool, answers))
+
+        async def search() -> None:
+            try:
+                async with asyncio.timeout(DHT_TIMEOUT_S):
+                    found = await node.find_nearest_nodes([key_id], k_nearest=dht.REPLICAS, exclude_self=True)
+                    await store_at(peer for node_id, peer in found[key_id].items() if node_id not in near)
+            except Exception as error:  # whatever hostile answers can raise: the record is at the nodes of our table
+                _log.debug("the search for nodes near %s: %r", key, error)
+
+        if not self._client_mode:
+            stored.append(node.protocol.storage.store(key_id, value, record.expires_s, subkey=record.peer))
+        searching = asyncio.create_task(search())
+        self._searching.add(searching)
+        searching.add_done_callback(self._searching.discard)
+        await store_at(near.values())
+        if not any(stored):
+            await asyncio.wait({searching})
+        return any(stored)
 
     async def get(self, key: str) -> dict[PeerId, Record]:
         if self._node is None:
@@ -281,6 +311,9 @@ class Libp2pSwarm:
         if self._node is None:
             return
         node, self._node = self._node, None
+        for searching in self._searching:
+            searching.cancel()
+        await asyncio.gather(*self._searching, return_exceptions=True)
         await self._server.close()
         await self.relay.close()
         if self.reservations is not None:

@@ -212,7 +212,7 @@ def _false_branch(world: World) -> tuple[Any, str, Any]:
         if volunteer is None or volunteer.lie_as_leader != "branch" or world.is_calm:
             return shown
         forged: list[Sealed[ModuleVersion]] = []
-        for document in (sealed.document for sealed in read_items(ModuleVersion, shown)):
+        for document in (sealed.document for sealed in await read_items(ModuleVersion, shown)):
             parent = forged[-1].document.digest if forged else document.parent
             made_up = BlobRef.of(f"version {document.version} of another branch".encode())
             author = volunteer.peer

@@ -16,29 +16,34 @@ from .control.cli import Folder
 from .use import cli as use_cli
 
 EPILOG = """Exit codes: 0 done; 1 the demo's promises do not all hold; 2 a wrong flag, run file or corpus;
-4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version; 8 damaged data;
-130 stopped: the demo by Ctrl-C, others by a second one."""
+4 nobody answers; 5 a problem on this machine (disk, port, clock); 6 another run or version; 8 damaged data;
+130 Ctrl-C before there was a result, or a second one."""
 
 DECREE_CODES = """Exit codes: 0 done; 2 a wrong value, or a decree that makes no sense now: nothing is written;
-3 no coordinator runs and no folder is named; 4 it does not answer; 5 this machine cannot (folder in use, disk);
+3 no coordinator runs and no folder is named; 4 it does not answer; 5 a problem on this machine (folder in use, disk);
 6 it is of another version; 8 damaged data; 130 Ctrl-C."""
-CHECK_CODES = "Exit codes: 0 it can start; 2 run file or corpus; 5 this machine; 8 damaged data; 130 Ctrl-C."
-PLAN_CODES = "Exit codes: 0 done; 2 a wrong flag or run file."
+CHECK_CODES = (
+    "Exit codes: 0 it can start; a problem with 2 run file or corpus, 5 this machine, 8 the folder; 130 Ctrl-C."
+)
+PLAN_CODES = "Exit codes: 0 done; 2 a wrong flag, run file or corpus; 5 a problem on this machine; 130 Ctrl-C."
 RECOVERY_CODES = """Exit codes: 0 done; 2 a wrong flag, folder or file; 4 nobody answers;
-5 this machine cannot (disk, port, clock); 6 another run or version; 8 damaged data; 130 Ctrl-C."""
+5 a problem on this machine (disk, port, clock); 6 another run or version; 8 damaged data; 130 Ctrl-C."""
 
 Why = Annotated[str, typer.Option("--reason", help="Shown to the volunteers: one line of up to 200 characters.")]
-Peer = Annotated[str, typer.Argument(help="The peer's id, or the end of it, as `peers` shows it.")]
+Peer = Annotated[str, typer.Argument(help="The peer's id, or its last four or more characters, as `peers` shows them.")]
 Undo = Annotated[bool, typer.Option("--undo", help="Take the peer's work out of each module.")]
 RunFilePath = Annotated[Path, typer.Argument(help="A run file, as `init` writes one.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run, as given to `start --dir`.")]
-RunFolderOption = Annotated[Path | None, typer.Option("--dir", help="Where the run is kept. Default: as `start` does.")]
+RunFolderOption = Annotated[Path | None, typer.Option("--dir", help="The folder of the run. Default: as for `start`.")]
 RunKeys = Annotated[
     list[str] | None, typer.Option("--set", help='A key of the run file: compression.uplink="int2". Repeatable.')
 ]
 
 app = typer.Typer(
-    no_args_is_help=True, epilog="Example: dipaco-bootstrap init run.toml", pretty_exceptions_enable=False
+    no_args_is_help=True,
+    epilog="Example: dipaco-bootstrap init run.toml",
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
 )
 app.add_typer(leaderboard_app, name="leaderboard")
 
@@ -119,7 +124,7 @@ def start(
 @app.command(epilog="Example: dipaco-bootstrap ticket my-run --seed /ip4/198.51.100.7/tcp/4001/p2p/12D...\n\n" + EPILOG)
 def ticket(
     folder: RunFolder,
-    seed: Annotated[list[str] | None, typer.Option(help="A further address of a peer of the run. Repeatable.")] = None,
+    seed: Annotated[list[str] | None, typer.Option(help="Also name the peer at this address. Repeatable.")] = None,
 ) -> None:
     """Print the run's ticket: the one word that volunteers join with. It is not a secret."""
 
@@ -134,11 +139,11 @@ def ticket(
 @app.command(epilog="Example: dipaco-bootstrap invite my-run 12D3KooW...\n\n" + EPILOG)
 def invite(
     folder: RunFolder,
-    peer: Annotated[str, typer.Argument(help="The peer id of who is invited: `dipaco-peer identity show` prints it.")],
+    peer: Annotated[str, typer.Argument(help="The invited peer's id: its `dipaco-peer identity show` prints it.")],
 ) -> None:
-    """Invite a volunteer to a run of the invited: prints a code for `dipaco-peer join --invitation`.
+    """Invite a volunteer to a run that requires it: prints a code for `dipaco-peer join --invitation`.
 
-    It is for that peer alone, and counts until the peer is banned. The coordinator may be running or not.
+    The code is for that peer alone, and counts until the peer is banned. The coordinator need not be running.
     """
 
     async def main() -> None:
@@ -156,12 +161,12 @@ def verify(
     source: use_cli.Source,
     to: Annotated[
         Path | None,
-        typer.Option("--dir", help="Keep what is gathered of a live run here. Default: a folder that is removed."),
+        typer.Option("--dir", help="Where to keep what it gathers of a live run. Default: a temporary folder."),
     ] = None,
 ) -> None:
     """Recompute every module's chain, as far back as its contributions are kept.
 
-    Of a live run, they are gathered from the archive and from keepers, also when the coordinator is gone.
+    With a ticket it gathers them from the archive and from keepers, even if the coordinator is gone.
     """
 
     async def main() -> None:
@@ -176,7 +181,7 @@ def verify(
 @app.command(epilog="Example: dipaco-bootstrap demo --rounds 4 --dir demo\n\n" + EPILOG)
 def demo(
     peers: Annotated[int, typer.Option(min=1, max=16, help="Volunteers at the start.")] = 4,
-    grid: Annotated[str, typer.Option(help="Modules per level, as in 2x2.")] = "2x2",
+    grid: Annotated[str, typer.Option(help="Modules per level, such as 2x2.")] = "2x2",
     rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 8,
     steps: Annotated[int, typer.Option(min=1, help="Inner steps per round.")] = 30,
     kills: Annotated[int, typer.Option(min=0, help="Volunteers to kill with SIGKILL, one after another.")] = 1,
@@ -188,9 +193,7 @@ def demo(
         Path | None, typer.Option("--dir", help="Keep everything here. Default: a temporary folder.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here as JSON.")] = None,
-    export: Annotated[
-        Path | None, typer.Option(help="Leave the leaderboard here, as files that any browser opens.")
-    ] = None,
+    export: Annotated[Path | None, typer.Option(help="Write the leaderboard here, as files for any browser.")] = None,
     keys: RunKeys = None,
 ) -> None:
     """Train a small model with a real swarm of processes on this machine, kill a volunteer, and show the result."""
@@ -213,106 +216,99 @@ control_cli.add_commands(app)
 # -- decrees
 
 
-@app.command(epilog=DECREE_CODES)
+@app.command(
+    epilog='Example: dipaco-bootstrap ban ...8VhWqZ my-run --reason "contributions of noise"\n\n' + DECREE_CODES
+)
 def ban(peer: Peer, reason: Why, folder: Folder = None, undo: Undo = False) -> None:
-    """Refuse a peer from now on: its words and contributions no longer count. Its receipts stay valid.
+    """Refuse a peer from now on: nothing that it says or contributes counts. Its receipts stay valid.
 
-    Its program ends with exit code 7 and the reason. The ban is signed, and known to all within seconds.
-    Example: dipaco-bootstrap ban ...8VhWqZ my-run --reason "contributions of noise"
+    Its program ends with exit code 7 and the reason. The ban is signed, and all peers know of it within seconds.
     """
     _decree(folder, ask="ban", peer=peer, reason=reason, undo=undo)
 
 
-@app.command(epilog=DECREE_CODES)
+@app.command(epilog="Example: dipaco-bootstrap admit ...8VhWqZ my-run\n\n" + DECREE_CODES)
 def admit(peer: Peer, folder: Folder = None, reason: Why = "") -> None:
-    """Undo a ban. Example: dipaco-bootstrap admit ...8VhWqZ my-run"""
+    """Undo a ban."""
     _decree(folder, ask="admit", peer=peer, reason=reason)
 
 
-@app.command(epilog=DECREE_CODES)
+@app.command(epilog="Example: dipaco-bootstrap appoint ...8VhWqZ my-run\n\n" + DECREE_CODES)
 def appoint(peer: Peer, folder: Folder = None, reason: Why = "") -> None:
     """Count a peer's archive beside the coordinator's own: leaders hand it everything, and newcomers read from it.
 
-    It runs `dipaco-bootstrap seed`. It grants nothing and makes nothing final.
-    Example: dipaco-bootstrap appoint ...8VhWqZ my-run
+    The peer runs `dipaco-bootstrap seed`. It grants no terms and makes no version final.
     """
     _decree(folder, ask="appoint", peer=peer, reason=reason)
 
 
-@app.command(epilog=DECREE_CODES)
+@app.command(epilog="Example: dipaco-bootstrap dismiss ...8VhWqZ my-run\n\n" + DECREE_CODES)
 def dismiss(peer: Peer, folder: Folder = None, reason: Why = "") -> None:
-    """Undo `appoint`. Example: dipaco-bootstrap dismiss ...8VhWqZ my-run"""
+    """Undo `appoint`."""
     _decree(folder, ask="dismiss", peer=peer, reason=reason)
 
 
-@app.command(epilog=DECREE_CODES)
+@app.command(epilog='Example: dipaco-bootstrap hide-name ...8VhWqZ my-run --reason "an insult"\n\n' + DECREE_CODES)
 def hide_name(peer: Peer, reason: Why, folder: Folder = None) -> None:
-    """Show a peer by its id alone from now on, whatever name and team it gives itself. Nothing else changes for it.
-
-    Example: dipaco-bootstrap hide-name ...8VhWqZ my-run --reason "an insult"
-    """
+    """Show a peer by its id alone from now on, whatever name and team it gives itself. Nothing else changes for it."""
     _decree(folder, ask="hide-name", peer=peer, reason=reason)
 
 
-@app.command(epilog=DECREE_CODES)
+@app.command(epilog="Example: dipaco-bootstrap show-name ...8VhWqZ my-run\n\n" + DECREE_CODES)
 def show_name(peer: Peer, folder: Folder = None, reason: Why = "") -> None:
-    """Undo `hide-name`. Example: dipaco-bootstrap show-name ...8VhWqZ my-run"""
+    """Undo `hide-name`."""
     _decree(folder, ask="show-name", peer=peer, reason=reason)
 
 
-@app.command(epilog=DECREE_CODES)
+@app.command(epilog='Example: dipaco-bootstrap freeze my-run --reason "a bad shard"\n\n' + DECREE_CODES)
 def freeze(reason: Why, folder: Folder = None) -> None:
-    """Stop training everywhere: no versions, no receipts, no steps. Nothing is lost.
-
-    Example: dipaco-bootstrap freeze my-run --reason "a bad shard"
-    """
+    """Stop training everywhere: no versions, no receipts, no steps. Nothing is lost."""
     _decree(folder, ask="freeze", reason=reason)
 
 
-@app.command(epilog=DECREE_CODES)
+@app.command(epilog="Example: dipaco-bootstrap unfreeze my-run\n\n" + DECREE_CODES)
 def unfreeze(folder: Folder = None, reason: Why = "") -> None:
-    """Let a frozen run go on. Example: dipaco-bootstrap unfreeze my-run"""
+    """Let a frozen run go on."""
     _decree(folder, ask="unfreeze", reason=reason)
 
 
-@app.command(epilog=DECREE_CODES)
+@app.command(epilog='Example: dipaco-bootstrap rollback L1.M0 12 my-run --reason "diverged"\n\n' + DECREE_CODES)
 def rollback(
-    module: Annotated[str, typer.Argument(help="The module, as L1.M0.")],
-    version: Annotated[int, typer.Argument(min=0, help="The version whose parameters come back.")],
+    module: Annotated[str, typer.Argument(help="The module, such as L1.M0.")],
+    version: Annotated[int, typer.Argument(min=0, help="The version to return to.")],
     reason: Why,
     folder: Folder = None,
 ) -> None:
     """Return a module to an earlier version, by a new version with its parameters: no version is removed.
 
-    Its leader makes it, even while the run is frozen. Outer momentum starts at zero; work on what is undone expires.
-    Example: dipaco-bootstrap rollback L1.M0 12 my-run --reason "diverged"
+    The module's leader makes it, even while the run is frozen. Outer momentum starts at zero. Work on undone versions
+    expires.
     """
     _decree(folder, ask="rollback", module=module, version=version, reason=reason)
 
 
-@app.command(epilog=DECREE_CODES)
+@app.command(
+    epilog="Example: dipaco-bootstrap grow my-run --levels 1,2,4 --at-round 12 --corpus cookery.jsonl\n\n"
+    + DECREE_CODES
+)
 def grow(
-    levels: Annotated[str, typer.Option("--levels", help="How many modules each level has afterwards, as 1,2,4.")],
+    levels: Annotated[str, typer.Option("--levels", help="How many modules each level will have, such as 1,2,4.")],
     folder: Folder = None,
-    at_round: Annotated[int, typer.Option(min=0, help="The last round before. Default: the soonest.")] = 0,
-    corpus: Annotated[str, typer.Option(help="New text for the new paths: all that `corpus.source` may be.")] = "",
+    at_round: Annotated[int, typer.Option(min=0, help="The last round before it grows. Default: the earliest.")] = 0,
+    corpus: Annotated[str, typer.Option(help="New text for the new paths: whatever `source` of [corpus] may be.")] = "",
     reason: Why = "",
 ) -> None:
-    """Give the grid more modules and paths after a round: each begins as a module there was, with its outer state.
+    """Give the grid more modules and paths after a round: each begins as a copy of a module, with its outer state.
 
-    Volunteers go on without a restart, on text that is routed again. With --corpus the new paths get that text, and
+    Volunteers continue without a restart, on text that is routed again. With --corpus the new paths get that text, and
     the others keep theirs. The run still ends after the same round.
-    Example: dipaco-bootstrap grow my-run --levels 1,2,4 --at-round 12 --corpus cookery.jsonl
     """
     _decree(folder, ask="grow", levels=levels, version=at_round, corpus=corpus, reason=reason)
 
 
-@app.command(epilog=DECREE_CODES)
+@app.command(epilog="Example: dipaco-bootstrap decrees my-run --json\n\n" + DECREE_CODES)
 def decrees(folder: Folder = None, is_json: Json = False) -> None:
-    """List all decrees, oldest first, and what is in force now.
-
-    Example: dipaco-bootstrap decrees my-run --json
-    """
+    """List all decrees, oldest first, and what is in force."""
     from .control.decrees import show
 
     end(lambda: show(folder, is_json=is_json))
@@ -339,7 +335,7 @@ def check(
 ) -> None:
     """Check whether a run can start here, and say how to fix each problem.
 
-    Looks at the run file, the folder, the corpus, the tokenizer, disk, ports and clock; makes and changes nothing.
+    Checks the run file, the folder, the corpus, the tokenizer, disk, ports and clock, and changes nothing.
     """
 
     async def main() -> int:
@@ -354,29 +350,28 @@ def check(
 def plan(
     run_file: RunFilePath,
     up_mbit: Annotated[float, typer.Option(min=0.1, help="A volunteer's uplink, in Mbit/s.")] = 10.0,
-    down_mbit: Annotated[float, typer.Option(min=0.1, help="Its downlink.")] = 50.0,
-    volunteers: Annotated[int, typer.Option(min=0, help="How many; 0: one for each path.")] = 0,
+    down_mbit: Annotated[float, typer.Option(min=0.1, help="A volunteer's downlink, in Mbit/s.")] = 50.0,
+    volunteers: Annotated[int, typer.Option(min=0, help="The number of volunteers; 0: one for each path.")] = 0,
     tokens_per_s: Annotated[
-        float, typer.Option(min=0, help="What a volunteer trains in a second, as its `status` says; 0: unknown.")
+        float, typer.Option(min=0, help="A volunteer's speed in tokens per second, as its `status` says; 0: unknown.")
     ] = 0.0,
     with_measure: Annotated[
-        bool, typer.Option("--measure", help="Train some seconds here to learn it, as if volunteers had this machine.")
+        bool, typer.Option("--measure", help="Measure that speed here, in some seconds, for machines like this one.")
     ] = False,
     with_probe: Annotated[
-        bool, typer.Option("--probe", help="Also train here for some minutes: do paths pay on this text, or DiLoCo?")
+        bool, typer.Option("--probe", help="Train here for some minutes: does a grid or DiLoCo suit this text better?")
     ] = False,
-    probe_steps: Annotated[int, typer.Option(min=1, help="Of the probe, on each cluster and of warm-up.")] = 100,
+    probe_steps: Annotated[int, typer.Option(min=1, help="Steps of the probe's warm-up, and on each cluster.")] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document: dipaco.plan/1.")] = False,
 ) -> None:
     """Estimate what a run takes: parameters, traffic by codec, memory, disk, and time.
 
-    Computed from the run file alone, with the functions the programs use. How fast volunteers train is for you to say,
-    or to measure on a machine like theirs.
-    With --probe the text is read and a small warm-up continued on clusters of it: the last line says grid or DiLoCo.
+    It reads the run file alone, and computes with the programs' own functions. Times need --tokens-per-s or --measure.
+    --probe also reads the text, and continues a small warm-up on clusters of it: the last line says grid or DiLoCo.
     """
 
     if with_measure and tokens_per_s:
-        raise typer.BadParameter("measured or given, not both", param_hint="--measure and --tokens-per-s")
+        raise typer.BadParameter("give only one of the two", param_hint="--measure and --tokens-per-s")
 
     async def main() -> None:
         from .runfile import load_run_file
@@ -407,11 +402,9 @@ def plan(
 @app.command(epilog=f"Example: dipaco-bootstrap backup my-run --to /mnt/safe\n\n{RECOVERY_CODES}")
 def backup(
     folder: RunFolder,
-    to: Annotated[
-        Path, typer.Option(help="A new file, or a folder to put one into, named after the run and the time.")
-    ],
+    to: Annotated[Path, typer.Option(help="A new file, or a folder for one named after the run and the time.")],
 ) -> None:
-    """Copy a run into one file, while its coordinator is at work.
+    """Copy a run into one file, even while its coordinator is running.
 
     THE COORDINATOR'S KEY IS INSIDE: whoever has the file can sign for the run. Only you may read it; keep it so.
     """
@@ -434,9 +427,9 @@ def restore(
     backup_file: Annotated[Path, typer.Argument(metavar="BACKUP", help="A file that `backup` wrote.")],
     folder: Annotated[Path, typer.Option("--dir", help="A folder that is new or empty.")],
 ) -> None:
-    """Make a run's folder of a backup, every byte checked. `start` then first learns what came after the backup.
+    """Make a run's folder from a backup, and check every byte. `start` then asks the swarm what came after the backup.
 
-    Make sure that the old coordinator is gone: two of them with one key would split the run.
+    Make sure that the old coordinator is gone: two coordinators with one key would split the run.
     """
 
     async def main() -> None:
@@ -456,27 +449,27 @@ def restore(
 @app.command(epilog=f"Example: dipaco-bootstrap seed dipaco1... --dir second-seed\n\n{RECOVERY_CODES}")
 def seed(
     ticket: Annotated[str, typer.Argument(help="The ticket, a file or link with it, or an address of the run.")],
-    folder: Annotated[Path, typer.Option("--dir", help="Where its copy of the archive and its own key are kept.")],
-    listen: Annotated[str, typer.Option(help="Where others reach it.")] = "/ip4/0.0.0.0/tcp/31337",
+    folder: Annotated[Path, typer.Option("--dir", help="The folder for its copy of the archive and its own key.")],
+    listen: Annotated[str, typer.Option(help="The address to listen at.")] = "/ip4/0.0.0.0/tcp/31337",
     announce: Annotated[
-        list[str] | None, typer.Option(help="Where others dial it from outside, through a forwarded port; repeatable.")
+        list[str] | None, typer.Option(help="The address outside, if a router forwards a port. Repeatable.")
     ] = None,
     up_mbit: Annotated[
-        float, typer.Option(min=0, help="The most that blobs may take of the uplink, in Mbit/s; 0: no limit.")
+        float, typer.Option(min=0, help="The most to upload, in Mbit/s, without calls and heartbeats; 0: no limit.")
     ] = 0.0,
-    down_mbit: Annotated[float, typer.Option(min=0, help="The same of the downlink.")] = 0.0,
+    down_mbit: Annotated[float, typer.Option(min=0, help="The most to download, in Mbit/s, likewise.")] = 0.0,
     rounds: Annotated[
-        int, typer.Option(min=0, help="Of how many last rounds it keeps everything: `archive.rounds`; 0: all.")
+        int, typer.Option(min=0, help="Keep everything of this many last rounds, as `rounds` in [archive]; 0: of all.")
     ] = 2,
     snapshots: Annotated[
-        int, typer.Option(min=0, help="Every how many rounds it keeps the parameters for good; 0: never.")
+        int, typer.Option(min=0, help="Keep the parameters of every N-th round for good; 0: of none.")
     ] = 50,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details to seed.log.")] = False,
 ) -> None:
-    """Be a further seed node of a run: newcomers join through it, and it keeps a second archive.
+    """Run a further seed node: newcomers join through it, and it keeps a second archive.
 
-    Needs no key of the coordinator's, and signs nothing for the run. While the coordinator is lost, this is where
-    others find in, and what a restored one fills its archive from.
+    It needs no key of the coordinator's, and signs nothing for the run. While the coordinator is lost, newcomers join
+    here, and a restored coordinator fills its archive from here.
     """
 
     async def main() -> None:

@@ -3,7 +3,7 @@
     DipacoError                 exit code 1
     |-- ConfigError             2   a file, a flag or a value that cannot be used
     |-- CorpusError             2   text that is missing, unreadable or too little
-    |-- NotRunning              3   no program runs here that could be asked
+    |-- NotRunning              3   the program that was to be asked does not run here
     |-- SwarmError              4   nobody answered
     |   |-- Unreachable             a peer did not answer, or not in time
     |   `-- BlobMissing             no holder could give the bytes
@@ -61,7 +61,7 @@ class CorpusError(DipacoError):
 
 
 class NotRunning(DipacoError):
-    """No program runs on this machine that could be asked."""
+    """The program that was to be asked does not run on this machine."""
 
     exit_code = 3
 
@@ -81,7 +81,7 @@ class BlobMissing(SwarmError):
 
 
 class EnvironmentUnfit(DipacoError):
-    """This machine cannot do the work: a taken port, a full disk, a wrong clock."""
+    """A problem on this machine: a taken port, a full disk, a wrong clock."""
 
     exit_code = 5
 

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from .joining.choice import Choice
     from .serving.terms import Terms
 
-EPILOG = """Exit codes: 0 finished; 1 a published loss is not what was measured here; 2 a wrong flag or value;
-3 no volunteer runs here; 4 nobody answers; 5 this machine cannot (disk, port, clock); 6 another run or version;
-7 refused or banned by the run; 8 damaged or forged data; 130 second Ctrl-C."""
+EPILOG = """Exit codes: 0 finished; 1 a published loss differs from the one measured here; 2 a wrong flag or value;
+4 nobody answers; 5 a problem on this machine (disk, port, clock); 6 another run or version;
+7 refused or banned by the run; 8 damaged or forged data; 130 Ctrl-C before there was a result, or a second one."""
 
 Ticket = Annotated[
     str | None,
     typer.Argument(
-        help="The ticket, a file or link with it, or an address of the run. Default: $DIPACO_TICKET, else the run that"
+        help="The ticket, a file or link that holds it, or a peer's address. Default: $DIPACO_TICKET, else the run that"
         " was joined last."
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 EXAMPLE = "Example: dipaco-peer join --help"
 
-app = typer.Typer(no_args_is_help=True, epilog=EXAMPLE, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, epilog=EXAMPLE, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 
 
 @app.callback()
@@ -50,22 +50,24 @@ def join(
     run: RunId = None,
     config: ConfigFile = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be used and which path claimed, and leave.")
+        bool, typer.Option("--dry-run", help="Show what it would use and which path it would claim, then exit.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details to peer.log.")] = False,
-    log_format: Annotated[LogFormat, typer.Option(help="Of peer.log; json is one object a line.")] = LogFormat.TEXT,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Format of peer.log; json: one object per line.")
+    ] = LogFormat.TEXT,
     invitation: Annotated[
-        str | None, typer.Option(help="A code that begins with invite1, for a run of the invited; kept from then on.")
+        str | None, typer.Option(help="The code (invite1...), for a run that requires one. Kept for later starts.")
     ] = None,
     **flags: Any,
 ) -> None:
     """Join a run: claim a path, train it on its shard, push outer gradients, follow new versions.
 
-    A ticket is all it needs, and the run is remembered: later starts need none. If others cannot reach this machine,
-    you are told; it then trains and leads no module.
+    A ticket is all it needs; later starts remember the run. A machine that others can reach neither directly nor
+    through a relay trains, but leads no module.
 
-    Ctrl-C finishes cleanly: what was trained is pushed, the claim released, led modules are handed over.
-    A second Ctrl-C leaves at once. Every flag below may stand in a file, see `dipaco-peer config`.
+    Ctrl-C finishes cleanly: it hands in what was trained, releases the claim and hands over the modules that it leads.
+    A second Ctrl-C exits at once. You can set every flag below in a file, too: see `dipaco-peer config`.
     """
     from .config import PeerConfig
     from .preferences.layers import resolve
@@ -93,9 +95,9 @@ def join(
 
 @app.command(epilog="Example: dipaco-peer ticket\n\n" + EPILOG)
 def ticket(run: RunId = None, home: Home = None) -> None:
-    """Print a ticket of the run that was joined last, to pass on: it also works while the coordinator is away.
+    """Print a ticket for the run joined last, to pass on. It works even while the coordinator is away.
 
-    Besides the seeds it names volunteers that others can dial, and it is renewed as these come and go.
+    Besides the seed nodes it names volunteers that others can dial. These come and go: print a new one now and then.
     """
     from .config import default_home
 
@@ -111,13 +113,13 @@ def ticket(run: RunId = None, home: Home = None) -> None:
 
 @app.command(epilog="Example: dipaco-peer invite 12D3KooW...\n\n" + EPILOG)
 def invite(
-    peer: Annotated[str, typer.Argument(help="The peer id of who is invited: `dipaco-peer identity show` prints it.")],
+    peer: Annotated[str, typer.Argument(help="The invited peer's id: its `dipaco-peer identity show` prints it.")],
     run: RunId = None,
     home: Home = None,
 ) -> None:
     """Invite somebody to the run that this volunteer was invited to: prints a code for `join --invitation`.
 
-    It counts once work of this volunteer is counted, and for as long as nobody in its chain is banned.
+    The invitation counts once a version counts this volunteer's work, and as long as nobody in its chain is banned.
     """
     from .config import default_home
 
@@ -138,9 +140,9 @@ def me(
     home: Home = None,
     is_whole: Annotated[bool, typer.Option("--all", help="Show every contribution.")] = False,
 ) -> None:
-    """Say what this volunteer's work has come to: its receipts, held against the published versions, and its standing.
+    """Show what became of this volunteer's work: its receipts beside the published versions, and its standing.
 
-    The versions are asked of the swarm and checked here; the figures are those of the leaderboard.
+    It fetches the versions from the swarm and checks them here. The leaderboard shows the same figures.
     """
     from .config import default_home
 
@@ -162,16 +164,20 @@ def doctor(
     run: RunId = None,
     home: Home = None,
     device: Device = "auto",
-    listen: Annotated[str, typer.Option(help="Where other peers shall reach this one.")] = "/ip4/0.0.0.0/tcp/0",
-    no_listen: Annotated[bool, typer.Option("--no-listen", help="Do not ask whether it can be reached.")] = False,
-    machine: Annotated[bool, typer.Option("--machine", help="Look at the machine only, and at no run.")] = False,
-    fix: Annotated[bool, typer.Option("--fix", help="Remove what dead processes of this program left.")] = False,
+    listen: Annotated[
+        str, typer.Option(help="The address to listen at; port 0 takes any free one.")
+    ] = "/ip4/0.0.0.0/tcp/0",
+    no_listen: Annotated[
+        bool, typer.Option("--no-listen", help="Do not check whether others can dial this machine.")
+    ] = False,
+    machine: Annotated[bool, typer.Option("--machine", help="Check the machine only, without a run.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Remove what dead processes of this program left behind.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document: dipaco.doctor/1.")] = False,
 ) -> None:
-    """Say whether this machine is fit for a run, with one remedy for each problem.
+    """Check whether this machine is fit for a run, and say how to fix each problem.
 
-    Looks at clock, versions, GPU, memory, disk, identity, file limits, port, leftovers; of the run, if there is one, at
-    each seed, the way back from it, and the line.
+    Checks clock, versions, GPU, memory, disk, identity, file limits, port and leftovers; of a run also each seed node,
+    whether it can dial this machine back, and the speed of the line.
     """
     from .config import PeerConfig, default_home
 
@@ -193,15 +199,18 @@ def evaluate(
     round_number: Annotated[
         int | None, typer.Option("--round", min=0, help="The round to measure. Default: the newest judged one.")
     ] = None,
-    path: Annotated[str | None, typer.Option(help="Only this path, as P0-1. Default: all that have a loss.")] = None,
+    path: Annotated[
+        str | None, typer.Option(help="Measure only this path, such as P0-1. Default: all that have a loss.")
+    ] = None,
     run: RunId = None,
     home: Home = None,
     device: Device = "auto",
     is_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Measure the losses of a judged round again, on this machine, and print them beside the published ones.
+    """Measure the losses of a judged round on this machine, and print them beside the published ones.
 
-    Needs no key and says nothing to the swarm. The exit code is 1 if a figure differs by more than machines do.
+    Needs no key and announces nothing. The exit code is 1 if a loss differs by more than 0.002 nats per token, the most
+    that two honest machines may differ.
     """
 
     from .config import default_home, torch_device
@@ -223,25 +232,30 @@ def serve(
     source: Annotated[
         str | None,
         typer.Argument(
-            help="The ticket or an address of the run, or the folder of its coordinator. Default: $DIPACO_TICKET, else"
+            help="The ticket, a peer's address, or the folder of the run's coordinator. Default: $DIPACO_TICKET, else"
             " the run that was joined last."
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Where to listen; others than this machine need --key.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes any free one.")] = 8080,
+    host: Annotated[
+        str, typer.Option(help="The address to listen at; one that other machines can reach needs --key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="The port; 0 takes any free one.")] = 8080,
     key: Annotated[
-        str, typer.Option(envvar="DIPACO_KEY", help="What every request must bear; safer in the environment.")
+        str,
+        typer.Option(
+            envvar="DIPACO_KEY", help="The key that every request must carry; safer in the environment than in a flag."
+        ),
     ] = "",
-    memory: Annotated[float, typer.Option(min=0.0, help="In GB, for the paths and the texts.")] = 4.0,
-    streams: Annotated[int, typer.Option(min=1, max=1024, help="Texts written at the same time.")] = 16,
+    memory: Annotated[float, typer.Option(min=0.0, help="The most memory for modules and texts, in GB.")] = 4.0,
+    streams: Annotated[int, typer.Option(min=1, max=1024, help="How many texts it may write at the same time.")] = 16,
     run: RunId = None,
     home: Home = None,
     device: Device = "auto",
 ) -> None:
-    """Serve the run's newest model to any client of OpenAI's API, on this machine, and a page to talk with it.
+    """Serve the run's newest model on this machine: OpenAI's API for any client, and a page to talk with it.
 
-    Each prompt is routed to its path; modules are fetched when they are first used, and new versions without a restart.
-    Claims and says nothing. Ctrl-C stops.
+    Each prompt is routed to its path. Modules are fetched when first used, and new versions without a restart.
+    Claims no path and announces nothing. Ctrl-C stops it.
     """
     from .config import default_home, torch_device
 

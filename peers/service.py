@@ -65,7 +65,7 @@ ProtectHostname=yes
 RestrictNamespaces=yes
 """
 TEMPLATE = """\
-# Written by `dipaco-peer service install`, which writes it anew; `systemctl --user edit {name}` keeps changes apart.
+# Written by `dipaco-peer service install`, which overwrites it; `systemctl --user edit {name}` keeps changes apart.
 [Unit]
 Description=dipaco-p2p volunteer ({name})
 StartLimitIntervalSec=0
@@ -166,7 +166,7 @@ def install_unit(service: Service, *, is_started: bool) -> Path:
     _require_manager()
     path = unit_path(service.name)
     if path.exists() and "dipaco-peer service install" not in path.read_text(errors="replace"):
-        raise ConfigError(f"`{path}` is there, and not of this program", hint="choose another --name")
+        raise ConfigError(f"`{path}` was not written by this program", hint="choose another --name")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         service.home.mkdir(parents=True, exist_ok=True)  # what may be written must be there when the sandbox is made
@@ -246,7 +246,7 @@ def _systemctl(*words: str) -> str:
 
 
 service_app = typer.Typer(
-    no_args_is_help=True, help="Let systemd run the volunteer, with restarts: from your login on, or from every boot."
+    no_args_is_help=True, help="Let systemd start the volunteer at login or boot, and restart it after failures."
 )
 STATUS_SCHEMA = "dipaco.service/1"
 NOTE_LINGER = """\
@@ -256,15 +256,15 @@ NOTES = """\
 Follow it with:   journalctl --user -u {name} -f
 Preferences:      {config} (`dipaco-peer config init` writes it; restart: systemctl --user restart {name})"""
 
-Name = Annotated[str, typer.Option(help="Of the unit; another one for each further volunteer on this machine.")]
-Ticket = Annotated[
-    str | None, typer.Argument(help="The ticket, or an address, as for `join`, and found as there if it is left out.")
+Name = Annotated[str, typer.Option(help="The unit's name. Each further volunteer on this machine needs its own.")]
+Ticket = Annotated[str | None, typer.Argument(help="The ticket or address, with the same default as for `join`.")]
+Sandbox = Annotated[
+    bool, typer.Option("--sandbox/--no-sandbox", help="Use --no-sandbox where users cannot make namespaces.")
 ]
-Sandbox = Annotated[bool, typer.Option("--sandbox/--no-sandbox", help="Without it where user namespaces are off.")]
 CODES = "Exit codes: 0 done; 2 a wrong flag or name; 5 no systemd manager of this user answers."
 
 
-@service_app.command(epilog=f"Example: dipaco-peer service install dipaco1... {CODES}")
+@service_app.command(epilog=f"Example: dipaco-peer service install dipaco1...\n\n{CODES}")
 def install(
     ticket: Ticket = None,
     run: RunId = None,
@@ -291,14 +291,14 @@ def install(
     end(work)
 
 
-@service_app.command(epilog=f"Example: dipaco-peer service uninstall. {CODES}")
+@service_app.command(epilog=f"Example: dipaco-peer service uninstall\n\n{CODES}")
 def uninstall(name: Name = DEFAULT_NAME) -> None:
     """Stop the service as Ctrl-C would, and remove its unit; identity, receipts and state stay."""
     end(lambda: typer.echo(f"stopped and removed {uninstall_unit(name)}; the volunteer's folder stays"))
 
 
 @service_app.command(
-    epilog="Example: dipaco-peer service status --json. Exit codes: 0 it runs; 3 it does not; 5 no systemd manager."
+    epilog="Example: dipaco-peer service status --json\n\nExit codes: 0 it runs; 3 it does not; 5 no systemd manager."
 )
 def status(name: Name = DEFAULT_NAME, is_json: Json = False) -> None:
     """Say whether the service is installed and runs, how it ended last, and whether it lives without a login."""

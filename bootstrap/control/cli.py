@@ -11,11 +11,13 @@ from dipaco_p2p.program.control.options import Json, Watch, end
 
 Folder = Annotated[
     Path | None,
-    typer.Argument(help="The run's folder, or its run file. Default: this folder, else the only coordinator of yours."),
+    typer.Argument(
+        help="The run's folder or run file. Default: the current folder, else your only running coordinator."
+    ),
 ]
 
 CODES = """Exit codes: 0 done; 2 a wrong flag, folder or run file; 3 no coordinator runs there; 4 it does not answer;
-5 this user may not ask it; 6 it is of another version; 8 its answer is damaged; 130 Ctrl-C."""
+5 another user's coordinator; 6 it is of another version; 8 its answer is damaged; 130 Ctrl-C."""
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -29,9 +31,10 @@ def status(
     is_json: Json = False,
     watch: Watch = False,
 ) -> None:
-    """Say how the run stands: round, perplexity, volunteers, paths and modules, line and disk.
+    """Show how the run stands: round, perplexity, volunteers, paths and modules, line and disk.
 
-    Exit code 3 if no coordinator runs. With --watch and --json, one document a line.
+    With --watch and --json, one document per line.
+
     Example: dipaco-bootstrap status my-run --watch
     """
     from . import commands
@@ -42,7 +45,9 @@ def status(
 def peers(folder: Folder = None, is_json: Json = False) -> None:
     """List who is alive: role, path, round, what each does, tokens/s, when last heard, what it leads, its name.
 
-    All of it is their own word. Example: dipaco-bootstrap peers my-run
+    Peers say all of this themselves.
+
+    Example: dipaco-bootstrap peers my-run
     """
     from . import commands
 

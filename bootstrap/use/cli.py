@@ -9,9 +9,9 @@ import typer
 
 from dipaco_p2p.program.control.options import end_program
 
-Source = Annotated[str, typer.Argument(help="The folder of a run, its ticket, or an address of it.")]
+Source = Annotated[str, typer.Argument(help="The run's folder or ticket, or a peer's address.")]
 OfVersion = Annotated[int | None, typer.Option(min=0, help="The version of every module. Default: the newest of each.")]
-RunId = Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")]
+RunId = Annotated[str | None, typer.Option(help="The run's id, or the start of it; any other run is refused.")]
 
 
 def add_commands(app: typer.Typer, *, epilog: str) -> None:
@@ -22,22 +22,25 @@ def add_commands(app: typer.Typer, *, epilog: str) -> None:
 
 def generate(
     source: Source,
-    prompt: Annotated[str | None, typer.Argument(help="Default: the standard input.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write at most.")] = 200,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token every time.")] = 0.8,
+    prompt: Annotated[str | None, typer.Argument(help="The text to continue. Default: the standard input.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to write.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Of sampling; 0 takes the likeliest token every time.")
+    ] = 0.8,
     top_k: Annotated[
         int, typer.Option(min=0, help="Choose among this many of the likeliest tokens; 0: among all.")
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")] = 0,
-    path: Annotated[str, typer.Option(help="Take this path, as P0-1-1, instead of routing.")] = "",
-    every: Annotated[int, typer.Option(help="Route again every N tokens, a multiple of 16; 0 routes once.")] = 0,
+    path: Annotated[str, typer.Option(help="Take this path, such as P0-1-1, instead of routing.")] = "",
+    every: Annotated[int, typer.Option(help="Route again after so many tokens, a multiple of 16; 0: once.")] = 0,
     version: OfVersion = None,
     best: Annotated[bool, typer.Option("--best", help="Each path at its best round on held-out text.")] = False,
     run: RunId = None,
 ) -> None:
-    """Route a prompt and let one path write on; only that path is read, never the whole model.
+    """Route a prompt to a path, and let it continue the text. Only that path is read, never the whole model.
 
     A prompt of fewer than 32 tokens is routed by those it has. The path that writes is named on the error stream.
+
     Example: dipaco-bootstrap generate my-run 'It was a dark and stormy night' --every 64
     """
 
@@ -64,16 +67,16 @@ def export(
     source: Source,
     to: Annotated[Path, typer.Option(help="A folder that is new or empty.")],
     path: Annotated[
-        str | None, typer.Option(help="The path to take, as P0-1-1. Default: all that were trained, each in a folder.")
+        str | None, typer.Option(help="The path to write, such as P0-1-1. Default: all trained ones, each in a folder.")
     ] = None,
     version: OfVersion = None,
     best: Annotated[bool, typer.Option("--best", help="Each path at its best round on held-out text.")] = False,
-    gguf: Annotated[bool, typer.Option("--gguf", help="Write each path for llama.cpp, too: model.gguf.")] = False,
-    licence: Annotated[str, typer.Option(help="Of the weights, for the card: apache-2.0, cc-by-sa-4.0, other.")] = "",
+    gguf: Annotated[bool, typer.Option("--gguf", help="Also write each path for llama.cpp, as model.gguf.")] = False,
+    licence: Annotated[str, typer.Option(help="The weights' licence, for the card: apache-2.0, other, ...")] = "",
     language: Annotated[
-        list[str] | None, typer.Option(help="Of the text, for the card: a code, as en. Repeatable.")
+        list[str] | None, typer.Option(help="The text's language, for the card: a code such as en. Repeatable.")
     ] = None,
-    data: Annotated[str, typer.Option(help="What the text was, for the card: a data set on the hub, or a line.")] = "",
+    data: Annotated[str, typer.Option(help="What the text was, for the card: a dataset on the hub, or a line.")] = "",
     push: Annotated[
         str | None, typer.Option(metavar="ORG/NAME", help="Publish it as this model on the Hugging Face hub.")
     ] = None,
@@ -81,8 +84,10 @@ def export(
 ) -> None:
     """Write one path, or all, as Hugging Face checkpoints, with tokenizer, routers and a model card with the lineage.
 
-    --push takes the token of HF_TOKEN or `hf auth login`, and makes the model if it is not there: public, unless you
-    made it private before. Example: dipaco-bootstrap export my-run --path P0-1-0 --to my-path
+    --push takes the token from HF_TOKEN or `hf auth login`. It creates the model on the hub if need be: public, unless
+    you made it private before.
+
+    Example: dipaco-bootstrap export my-run --path P0-1-0 --to my-path
     """
 
     async def main() -> None:

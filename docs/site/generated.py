@@ -216,15 +216,18 @@ def _readable(name: str, value: float) -> str:
     return f"{value:g} s" if name.endswith("_S") or "_S_" in name else f"{value}"
 
 
+FAILED = "Any other failure. Of `demo`: a promise did not hold; of `evaluate`: a loss differs from the published one."
+
+
 def exit_codes() -> str:
     """The exit codes of both programs, from the tree of errors."""
     meaning: dict[int, list[str]] = {errors.EXIT_OK: ["Finished."]}
     for kind in vars(errors).values():
         if kind is errors.DipacoError:
-            meaning[kind.exit_code] = ["Anything else that went wrong; of `demo`: a promise that did not hold."]
+            meaning[kind.exit_code] = [FAILED]
         elif isinstance(kind, type) and issubclass(kind, errors.DipacoError) and "exit_code" in vars(kind):
             meaning.setdefault(kind.exit_code, []).append(" ".join((kind.__doc__ or "").split()))
-    meaning[errors.EXIT_SECOND_INTERRUPT] = ["Left at once, at the second Ctrl-C."]
+    meaning[errors.EXIT_SECOND_INTERRUPT].append("Or left at once, at the second Ctrl-C.")
     return table(("code", "meaning"), ((str(code), " ".join(texts)) for code, texts in sorted(meaning.items())))
 
 

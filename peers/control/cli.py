@@ -12,12 +12,12 @@ from dipaco_p2p.program.control.options import Json, Watch, end
 
 from ..preferences.commands import Home
 
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing key.")]
 
-EPILOG = """Exit codes: 0 done; 2 a wrong flag or value; 3 no volunteer runs in this home; 4 it does not answer; 5 this
-machine or user cannot; 6 it is of another version; 8 a damaged file; 130 Ctrl-C."""
+EPILOG = """Exit codes: 0 done; 2 a wrong flag or value; 3 no volunteer runs in this home; 4 it does not answer;
+5 a problem on this machine, or another user's volunteer; 6 it is of another version; 8 a damaged file; 130 Ctrl-C."""
 
-identity_app = typer.Typer(no_args_is_help=True, help="The volunteer's key: look at it, take it elsewhere.")
+identity_app = typer.Typer(no_args_is_help=True, help="The volunteer's key: show, export or import it.")
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -40,9 +40,11 @@ def status(
     is_json: Json = False,
     watch: Watch = False,
 ) -> None:
-    """Say what the running volunteer does: its path, round, loss, receipts, what it leads, whom it waits for.
+    """Show what the running volunteer is doing: path, round, loss, receipts, what it leads, whom it is waiting for.
 
-    Exit code 3 if none runs. With --watch and --json, one document a line. Example: dipaco-peer status --watch
+    With --watch and --json, one document per line.
+
+    Example: dipaco-peer status --watch
     """
     _do(home, lambda do, folder: do.status(folder, is_json=is_json, is_watched=watch))
 
@@ -53,23 +55,28 @@ def pause(
         str | None, typer.Option("--for", help="How long: 90s, 30m, 2h, 1d. Default: until `resume`.")
     ] = None,
 ) -> None:
-    """Give the machine back for a while: no training, no claim, nothing is led; the program stays.
+    """Give the machine back for a while: no training, no claim, no led modules; the program keeps running.
 
-    It finishes the present step and hands in your work. Example: dipaco-peer pause --for 2h
+    It finishes the current step and hands in your work first.
+
+    Example: dipaco-peer pause --for 2h
     """
     _do(home, lambda do, folder: do.pause(folder, length=length))
 
 
 def resume(home: Home = None) -> None:
-    """Go on after `pause`; what else it pauses for, such as a schedule, stays. Example: dipaco-peer resume"""
+    """End a `pause`. Other reasons to pause, such as a schedule, still hold.
+
+    Example: dipaco-peer resume
+    """
     _do(home, lambda do, folder: do.resume(folder))
 
 
 def finish(
     home: Home = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the program has ended.")] = False,
 ) -> None:
-    """Leave without wasting work: finishes this round with all its steps and hands it in first.
+    """Leave without wasting work: finish all steps of this round and hand it in first.
 
     Example: dipaco-peer finish --wait
     """
@@ -78,9 +85,11 @@ def finish(
 
 def stop(
     home: Home = None,
-    now: Annotated[bool, typer.Option("--now", help="At once, as a second Ctrl-C: nothing is handed in.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Exit at once, like a second Ctrl-C, without handing in work.")
+    ] = False,
 ) -> None:
-    """Leave soon, as after Ctrl-C: hands in your work; returns when the program has ended.
+    """Leave as after Ctrl-C: hand in your work, then exit. Returns when the program has ended.
 
     Example: dipaco-peer stop
     """
@@ -89,10 +98,14 @@ def stop(
 
 def logs(
     home: Home = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
-    count: Annotated[int, typer.Option("--lines", "-n", min=0, max=100_000, help="How many of the last lines.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines, until Ctrl-C.")] = False,
+    count: Annotated[
+        int, typer.Option("--lines", "-n", min=0, max=100_000, help="How many of the last lines to print.")
+    ] = 50,
 ) -> None:
-    """Say what happened: rounds, receipts and the like, with the program's log between them, whether it runs or not.
+    """Show what happened: rounds, receipts and other events, with the program's log between them.
+
+    It works whether or not the volunteer is running.
 
     Example: dipaco-peer logs -f -n 20
     """
@@ -100,24 +113,34 @@ def logs(
 
 
 def paths(home: Home = None, is_json: Json = False) -> None:
-    """List every file and folder that the volunteer uses, and what each takes. Example: dipaco-peer paths --json"""
+    """List every file and folder that the volunteer uses, with its size.
+
+    Example: dipaco-peer paths --json
+    """
     _do(home, lambda do, folder: do.show_paths(folder, is_json=is_json))
 
 
 def bugreport(
     home: Home = None,
-    to: Annotated[Path | None, typer.Option(help="The file to write. Default: one of this second, here.")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="The file to write. Default: dipaco-bugreport-DATE-TIME.tar.gz here.")
+    ] = None,
 ) -> None:
-    """Pack versions, settings, status and the end of the log into one file for whoever is to help.
+    """Pack versions, settings, status and the end of the log into one file for the person who helps you.
 
-    Keys, addresses, names and folders are taken out. Example: dipaco-peer bugreport --to report.tar.gz
+    Keys, addresses, names and folders are removed.
+
+    Example: dipaco-peer bugreport --to report.tar.gz
     """
     _do(home, lambda do, folder: do.bug_report(folder, to))
 
 
 @identity_app.command("show", epilog=EPILOG)
 def show_identity(home: Home = None, is_json: Json = False) -> None:
-    """Say who this volunteer is; nothing of it is secret. Example: dipaco-peer identity show --json"""
+    """Show this volunteer's peer id, which is no secret.
+
+    Example: dipaco-peer identity show --json
+    """
     _do(home, lambda do, folder: do.show_identity(folder, is_json=is_json))
 
 
@@ -127,7 +150,10 @@ def export_identity(
     home: Home = None,
     force: Force = False,
 ) -> None:
-    """Copy the key to a file that only you may read. Example: dipaco-peer identity export my.key"""
+    """Copy the key to a file that only you may read.
+
+    Example: dipaco-peer identity export my.key
+    """
     _do(home, lambda do, folder: do.export_identity(folder, file, is_forced=force))
 
 
@@ -137,8 +163,10 @@ def import_identity(
     home: Home = None,
     force: Force = False,
 ) -> None:
-    """Be the volunteer of this key from the next start on; with --force the key that was there is kept beside it.
+    """Use this key from the next start on. --force replaces an existing key, and keeps the old one beside it.
 
-    Not while the volunteer runs. Example: dipaco-peer identity import my.key --home second
+    The volunteer must not be running.
+
+    Example: dipaco-peer identity import my.key --home second
     """
     _do(home, lambda do, folder: do.import_identity(file, folder, is_forced=force))

@@ -46,7 +46,7 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", help=CONFIG_HELP)]
 Home = Annotated[
     Path | None, typer.Option(help="The volunteer's folder. Default: $DIPACO_HOME, else the user's data folder.")
 ]
-RunId = Annotated[str | None, typer.Option(help="The run's id, or its start: refuse any other run.")]
+RunId = Annotated[str | None, typer.Option(help="The run's id, or the start of it; any other run is refused.")]
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:
@@ -54,6 +54,8 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     if setting.is_switch:
         declared = [f"{setting.flag}/{NO.get(setting.name, '--no-' + setting.flag[2:])}"]
     text = SHORT_HELP.get(setting.name, setting.text)
+    if setting.default not in (None, "", ()) and not setting.is_switch:
+        text += f" [default: {setting.default}]"
     panel = f"{setting.table}: {TITLES[setting.table]}"
     option = typer.Option(*declared, help=text, rich_help_panel=panel, show_default=False)
     return inspect.Parameter(
@@ -86,10 +88,12 @@ TITLES = {
 }
 
 
-config_app = typer.Typer(no_args_is_help=True, help="What you wish of the program on this machine: preferences.")
+config_app = typer.Typer(no_args_is_help=True, help="Your preferences for the volunteer on this machine.")
 SHOW_EPILOG = """Example: dipaco-peer config show --cpu 0.5
 
-Takes the flags of `join`, to see what they change. Exit codes: 0 shown; 2 a wrong flag, variable or file."""
+Takes the flags of `join`, to see what they change.
+
+Exit codes: 0 shown; 2 a wrong flag, variable or file."""
 
 
 @config_app.command(epilog=SHOW_EPILOG)
@@ -113,7 +117,7 @@ def path(config: ConfigFile = None) -> None:
     typer.echo(config_path(config))
 
 
-@config_app.command(epilog="Example: dipaco-peer config init. Exit codes: 0 written; 2 it is there already.")
+@config_app.command(epilog="Example: dipaco-peer config init\n\nExit codes: 0 written; 2 it already exists.")
 def init(config: ConfigFile = None) -> None:
     """Write a commented file of preferences, in which every key is at its default."""
     from .layers import config_path, write_template
@@ -126,7 +130,7 @@ def init(config: ConfigFile = None) -> None:
     end(work)
 
 
-@config_app.command(epilog="Example: dipaco-peer config check my.toml. Exit codes: 0 it is right; 2 it is not.")
+@config_app.command(epilog="Example: dipaco-peer config check my.toml\n\nExit codes: 0 valid; 2 not valid.")
 def check(
     file: Annotated[Path | None, typer.Argument(help="Default: what `join` would read.")] = None,
 ) -> None:

@@ -44,7 +44,7 @@ class PeerKeys:
         example='"/data/dipaco"',
     )
     grace: float = key(60.0, "Seconds for finishing cleanly after Ctrl-C.", low=0.0, high=3600.0)
-    evaluate: bool = key(False, "Between rounds, in at most a tenth of the time, check published losses.")
+    evaluate: bool = key(False, "Check published losses between rounds, in at most a tenth of the time.")
     log: tuple[str, ...] = key(
         (),
         "Write curves of the rounds to tensorboard:DIR, wandb, wandb:PROJECT or csv:FILE. Repeatable.",
@@ -57,14 +57,16 @@ class TrainingKeys:
     """How inner steps are computed."""
 
     device: str = key("auto", "auto, cpu, cuda or cuda:1.")
-    threads: int = key(0, "CPU threads for training; 0: all but one, of two both.", low=0, high=4096)
+    threads: int = key(0, "CPU threads for training; 0: all cores but one, or both of two.", low=0, high=4096)
     engine: str = key("auto", "auto, exact (float32), bf16, or fast (bf16 and compiled).", choices=ENGINES)
-    micro_batch: int = key(0, "Sequences at once; 0: as many as memory holds.", low=0, high=65_536)
+    micro_batch: int = key(
+        0, "Sequences that go through the model at once; 0: as many as fit into memory.", low=0, high=65_536
+    )
     checkpoint: bool | None = key(
-        None, "Compute activations again to save memory. Default: if need be.", example="true"
+        None, "Recompute activations to save memory. Default: only if it is short.", example="true"
     )
     eight_bit: bool | None = key(
-        None, "Keep the moments of AdamW in 8 bits. Default: on a GPU that is short of memory.", example="true"
+        None, "Keep AdamW's moments in 8 bits. Default: only on a GPU that is short of memory.", example="true"
     )
 
 
@@ -72,25 +74,27 @@ class TrainingKeys:
 class NetworkKeys:
     """How others reach this machine."""
 
-    listen: str = key("/ip4/0.0.0.0/tcp/0", "Where other peers may reach this one.")
+    listen: str = key("/ip4/0.0.0.0/tcp/0", "The address to listen at; port 0 takes any free one.")
     announce: str = key(
         "",
-        "Where others dial this one from outside, if its router forwards another port to it. Default: nowhere else.",
+        "The address outside, if the router forwards another port than this one. Default: the same port.",
         example='"/ip4/203.0.113.7/tcp/40000"',
     )
     listening: bool = key(
-        True, "Listen at all. Without it nobody dials this peer, not even through a relay: it trains, leads no module."
+        True, "Let others dial this machine. Otherwise not even a relay is used: it trains, but leads no module."
     )
-    relay: bool = key(False, "Let peers behind routers be dialled through this one, if it can be reached itself.")
-    relay_mbit: float = key(20.0, "What relaying may take of the line each way, in Mbit/s.", low=0.1, high=100_000.0)
+    relay: bool = key(False, "Relay for peers behind routers, if others can dial this machine directly.")
+    relay_mbit: float = key(
+        20.0, "The most that relaying may take of the line each way, in Mbit/s.", low=0.1, high=100_000.0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicKeys:
     """A name and a team, signed. Others see them beside this volunteer's id."""
 
-    name: str = key("", "What to be called on public pages. Default: no name, the id alone.", example='"Ada"')
-    team: str = key("", "Whom to be listed with. Default: nobody.", example='"The Analysts"')
+    name: str = key("", "Your name on public pages, beside your id. Default: the id alone.", example='"Ada"')
+    team: str = key("", "Your team on public pages. Default: no team.", example='"The Analysts"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,7 @@ class When:
 
     schedule: tuple[Span, ...] = key(
         (),
-        'Local times to train in, as "mon-fri 19:00-08:00, sat-sun"; always: all of the time, the default.',
+        'When to train, in local time, such as "mon-fri 19:00-08:00, sat-sun". Default: "always".',
         example='["mon-fri 19:00-08:00", "sat-sun"]',
     )
     only_idle: float = key(
@@ -108,19 +112,23 @@ class When:
         low=0.0,
         high=1440.0,
     )
-    on_battery: bool = key(False, "Train on battery too.")
+    on_battery: bool = key(False, "Train on battery power, too.")
     gpu_yield: str = key(
         "any",
-        "Leave the GPU to: any other program that uses it; listed ones (gpu_programs); off: none.",
+        "any: leave the GPU to every other program that uses it; listed: only to gpu_programs; off: to none.",
         choices=YIELDS,
     )
     gpu_programs: tuple[str, ...] = key(
         (),
-        "Programs that the GPU is left to as soon as they are on it, by name.",
+        "Names of programs that get the GPU as soon as they have anything on it.",
         example='["eldenring.exe", "blender"]',
     )
     gpu_temperature_c: float | None = key(
-        None, "Pause while the GPU is as hot as this, in degrees Celsius.", low=30.0, high=110.0, example="80"
+        None,
+        "Pause when the GPU reaches this temperature, in degrees Celsius, until it is 5 cooler.",
+        low=30.0,
+        high=110.0,
+        example="80",
     )
 
 
@@ -132,36 +140,44 @@ class Limits:
         "auto", "Which GPU: its number as in nvidia-smi, its UUID, none (train on the CPU), or auto.", example='"0"'
     )
     gpu_memory: float | None = key(
-        None, "Share of the GPU's memory, from 0.05 to 1.", low=0.05, high=1.0, example="0.5"
+        None, "The most to take of the GPU's memory: a share from 0.05 to 1.", low=0.05, high=1.0, example="0.5"
     )
     cpu: float | None = key(
         None,
-        "Share of the processor time of all cores, from 0.01 to 1; kept by waiting between steps.",
+        "The most to take of all cores' time: a share from 0.01 to 1, kept by waiting between steps.",
         low=0.01,
         high=1.0,
         example="0.5",
     )
     ram_gb: float | None = key(
-        None, "Memory of the program in GB: batches get smaller before it is reached.", low=0.25, example="8"
+        None, "The most memory for the program, in GB: batches get smaller before it is reached.", low=0.25, example="8"
     )
     disk_gb: float | None = key(
-        None, "Size of the home folder in GB: old data goes before it is reached.", low=0.0001, example="20"
+        None,
+        "The most disk for the home folder, in GB: old data is deleted before it is reached.",
+        low=0.0001,
+        example="20",
     )
     keep_gb: float = key(
         0.0,
-        "What may be taken of the disk to keep old versions of the run for others, in GB; 0: none are kept.",
+        "The most disk for old versions that are kept for others, in GB; 0 keeps none.",
         low=0.0,
         high=1e6,
         example="20",
     )
     up_mbit: float | None = key(
-        None, "The most that blobs may take of the uplink, in Mbit/s. Default: no limit.", example="20"
+        None,
+        "The most to upload, in Mbit/s, without calls and heartbeats, which are small. Default: no limit.",
+        example="20",
     )
     down_mbit: float | None = key(
-        None, "The same of the downlink. Calls and heartbeats are never held up.", example="80"
+        None, "The most to download, in Mbit/s, counted likewise. Default: no limit.", example="80"
     )
     month_gb: float | None = key(
-        None, "What may be sent and received in a calendar month, together, in GB.", low=0.001, example="500"
+        None,
+        "The most to send and receive in a calendar month, together, in GB. Default: no limit.",
+        low=0.001,
+        example="500",
     )
 
 

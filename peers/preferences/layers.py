@@ -82,7 +82,7 @@ def _check_form(form: re.Pattern[str], value: str, what: str, hint: str) -> None
 
 FILE_NAME = "config.toml"
 FILE_BYTES_MAX = 1 << 20
-OURS = ("DIPACO_CONFIG", "DIPACO_TICKET")
+OURS = ("DIPACO_CONFIG", "DIPACO_TICKET", "DIPACO_KEY")
 """Variables that are no keys."""
 YES, NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 UNSET = ("auto", "none", "")
@@ -186,7 +186,7 @@ def _read(path: Path, *, is_wanted: bool) -> dict[str, dict[str, Any]]:
         if not is_wanted:
             return {}
         hint = "`dipaco-peer config init` writes a commented one"
-        raise ConfigError(f"preferences `{path}` are not there", hint=hint) from None
+        raise ConfigError(f"there is no file of preferences `{path}`", hint=hint) from None
     except OSError as error:
         raise ConfigError(f"preferences `{path}` cannot be read: {error.strerror}") from None
     if len(data) > FILE_BYTES_MAX:
@@ -219,8 +219,8 @@ def _check_places(tables: Mapping[str, Any], path: Path) -> None:
             _check_gone(name, value, where=f"`{name}` in {path}")
             known = SETTINGS.get(name)
             if known is not None and known.table != table and name not in TABLES:
-                stands = f"in [{table}]" if table in TABLES else "outside of any table"
-                raise ConfigError(f"`{name}` stands {stands} of {path}", hint=f"it belongs into [{known.table}]")
+                stands = f"in [{table}]" if table in TABLES else "outside any table"
+                raise ConfigError(f"`{name}` stands {stands} of {path}", hint=f"move it to [{known.table}]")
 
 
 def _check_gone(name: str, value: Any, *, where: str) -> None:
@@ -273,7 +273,10 @@ def _number(text: str, kind: type[int] | type[float], where: str) -> float:
 def _checked(value: Any, setting: Setting, where: str) -> Any:
     """`value`, which the key may have; raises ConfigError."""
     check_value(setting.name, value, where=where)
-    strict.load(TABLES[setting.table], {setting.name: value}, where=where)
+    try:
+        strict.load(TABLES[setting.table], {setting.name: value}, where=where)
+    except ConfigError as error:  # a flag or a variable is named as it was typed, and only so
+        raise ConfigError(str(error).replace(f"`{setting.name}` in {where}", f"`{where}`"), hint=error.hint) from None
     return value
 
 
@@ -292,10 +295,10 @@ def _joined(found: Mapping[str, tuple[Any, Source]], path: Path, *, is_there: bo
 
 
 HEAD = """\
-# Preferences of dipaco-peer on this machine. Take the # before a key away to set it: what stands there is its default,
-# or an example for one that has none.
+# Preferences of dipaco-peer on this machine. To set a key, remove the # before it. The value that stands there is its
+# default, or an example if it has none.
 # Precedence, highest first: a flag of `dipaco-peer join`, DIPACO_<KEY> in the environment, this file, the default.
-# `dipaco-peer config check` reads it, `dipaco-peer config show` says what holds and why.
+# `dipaco-peer config check` checks this file; `dipaco-peer config show` says which values hold, and why.
 """
 COMMENT_COLUMN = 34
 
@@ -318,7 +321,7 @@ def write_template(path: Path) -> None:
             file.write(template())
     except FileExistsError:
         hint = "edit that one, or name another with --config"
-        raise ConfigError(f"`{path}` is there already", hint=hint) from None
+        raise ConfigError(f"`{path}` already exists", hint=hint) from None
     except OSError as error:
         raise ConfigError(f"cannot write `{path}`: {error.strerror}", hint="name another with --config") from None
 

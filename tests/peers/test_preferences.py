@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from dipaco_p2p.core.model import engine
@@ -85,7 +86,7 @@ def test_a_schedule_is_a_list_in_the_file_and_a_text_elsewhere(tmp_path: Path) -
     [
         ("[limits]\nup_mbits = 3", ("unknown key `up_mbits`", "did you mean `up_mbit`?")),
         ("[limit]\nup_mbit = 3", ("unknown key `limit`", "`limits`")),
-        ("[training]\ncpu = 0.5", ("`cpu` stands in [training]", "belongs into [limits]")),
+        ("[training]\ncpu = 0.5", ("`cpu` stands in [training]", "move it to [limits]")),
         ('device = "cpu"', ("`device` stands outside", "[training]")),
         ("[limits]\ncpu = 2", ("`cpu`", "is 2", "from 0.01 to 1")),
         ("[limits]\nup_mbit = 0", ("0 Mbit/s", "leave it out")),
@@ -112,7 +113,7 @@ def test_a_schedule_is_a_list_in_the_file_and_a_text_elsewhere(tmp_path: Path) -
         ('[public]\nteam = "\\u202Egnp"', ("`team` in [public]", "a team is one line", "without U+202E")),
         ('[public]\nname = "12D3KooWabc"', ("does not look like a peer id",)),
         ("[public]\nname = 7", ("`name`", "must be a text")),
-        ('[peer]\nname = "Ada"', ("`name` stands in [peer]", "belongs into [public]")),
+        ('[peer]\nname = "Ada"', ("`name` stands in [peer]", "move it to [public]")),
         ("[limits", ("is not valid TOML", "config init")),
         ("limits = 3", ("must be a table",)),
         ("x = " + "[" * 5000, ("config.toml",)),
@@ -127,7 +128,7 @@ def test_a_mistake_in_the_file_is_one_line_that_names_it(tmp_path: Path, text: s
     [
         ("DIPACO_CPU", "half", ("`half` in DIPACO_CPU is not a number",)),
         ("DIPACO_THREADS", "1.5", ("not a whole number",)),
-        ("DIPACO_THREADS", "-1", ("DIPACO_THREADS", "from 0 to")),
+        ("DIPACO_THREADS", "-1", ("`DIPACO_THREADS` is -1, but must be from 0 to",)),
         ("DIPACO_ON_BATTERY", "perhaps", ("neither yes nor no", "use true or false")),
         ("DIPACO_SCHEDULE", "mon 8-9", ("DIPACO_SCHEDULE", "`mon 8-9`")),
         ("DIPACO_DOWN_MBIT", "inf", ("DIPACO_DOWN_MBIT", "inf Mbit/s")),
@@ -141,7 +142,7 @@ def test_a_mistake_in_the_environment_names_the_variable(name: str, text: str, w
 
 def test_a_mistake_in_a_flag_names_the_flag() -> None:
     refused({"up_mbit": -3.0}, "--up-mbit", "-3 Mbit/s")
-    refused({"gpu_memory": 1.5}, "--gpu-memory", "from 0.05 to 1")
+    refused({"gpu_memory": 1.5}, "`--gpu-memory` is 1.5, but must be from 0.05 to 1")
     refused({"gpu_power_w": "220"}, "--gpu-power-w is gone", "nvidia-smi -pl")
     refused({"name": "x" * 33}, "--name: a name has at most 32 characters, not 33")
     refused({"team": "x" * 10_240}, "--team: a team has at most 32 characters, not 10240")
@@ -160,8 +161,8 @@ def test_a_name_is_composed_and_trimmed_where_it_is_used_and_an_empty_one_takes_
 
 
 def test_a_file_that_was_named_must_be_there_and_the_usual_one_need_not(tmp_path: Path) -> None:
-    refused({}, "are not there", "config init", config=tmp_path / "none.toml")
-    refused({}, "are not there", DIPACO_CONFIG=str(tmp_path / "none.toml"))
+    refused({}, "there is no file of preferences", "config init", config=tmp_path / "none.toml")
+    refused({}, "there is no file of preferences", DIPACO_CONFIG=str(tmp_path / "none.toml"))
     assert not resolve({}, environment={"DIPACO_HOME": str(tmp_path)}).is_there
     refused({}, "cannot be read", config=tmp_path)
 
@@ -179,6 +180,12 @@ def test_a_variable_that_is_nearly_ours_is_noticed() -> None:
     }
 
 
+def test_no_variable_that_a_command_reads_is_called_unknown() -> None:
+    commands: Any = get_command(app)
+    read = {one.envvar for node in commands.commands.values() for one in node.params if one.envvar}
+    assert "DIPACO_KEY" in read and unknown_variables(dict.fromkeys(read, "x")) == {}
+
+
 def test_the_template_changes_nothing_and_with_its_comments_away_says_every_key(tmp_path: Path) -> None:
     text = template()
     assert resolve({}, config=write(tmp_path, text), environment={}).preferences == Preferences()
@@ -189,9 +196,13 @@ def test_the_template_changes_nothing_and_with_its_comments_away_says_every_key(
     resolve({}, config=write(tmp_path, bare), environment={})
 
 
-def test_every_key_is_a_flag_of_join_and_has_words() -> None:
+def test_every_key_is_a_flag_of_join_and_has_words_and_its_default() -> None:
+    told = CliRunner().invoke(app, ["join", "--help"], env={"COLUMNS": "400", "NO_COLOR": "1"}).stdout
     for setting in SETTINGS.values():
         assert setting.text.endswith("."), setting.name
+        [row] = [line for line in told.splitlines() if line.startswith(f"│ {setting.flag} ")]
+        has_default = setting.default not in (None, "", ()) and not setting.is_switch
+        assert (f"[default: {setting.default}]" in row) is has_default, setting.name
     assert ENGINES == engine.ENGINES
 
 
@@ -219,7 +230,7 @@ def test_config_init_writes_once_and_check_reads_it(tmp_path: Path) -> None:
     assert run("path", **home).stdout.strip() == str(tmp_path / "new" / "config.toml")
     assert run("init", **home).exit_code == 0
     again = run("init", **home)
-    assert again.exit_code == 2 and "is there already" in again.stderr and "hint: " in again.stderr
+    assert again.exit_code == 2 and "already exists" in again.stderr and "hint: " in again.stderr
     checked = run("check", DIPACO_UP_MBITS="1", **home)
     assert checked.exit_code == 0 and "configuration is valid: 0 from" in checked.stdout
     assert "DIPACO_UP_MBITS is not a preference; did you mean DIPACO_UP_MBIT?" in checked.stderr

@@ -164,7 +164,7 @@ def test_uninstall_stops_and_removes_what_install_wrote_and_nothing_else(systemd
     assert "systemctl --user disable --now dipaco-peer.service" in systemd.told
     systemd.file.write_text("[Service]\nExecStart=/bin/true\n")
     foreign = systemd.run("install", ADDRESS, "--home", str(systemd.home))
-    assert foreign.exit_code == 2 and "not of this program" in foreign.stderr
+    assert foreign.exit_code == 2 and "was not written by this program" in foreign.stderr
 
 
 def test_status_says_whether_it_runs_for_people_and_for_programs(systemd: Systemd) -> None:
@@ -201,7 +201,7 @@ def test_without_a_manager_there_is_one_line_and_exit_code_5(systemd: Systemd) -
 def test_a_wrong_address_or_preference_is_refused_before_anything_is_written(systemd: Systemd) -> None:
     assert systemd.run("install", "hello").exit_code == 2
     missing = systemd.run("install", ADDRESS, "--config", str(systemd.home / "none.toml"))
-    assert missing.exit_code == 2 and "are not there" in missing.stderr
+    assert missing.exit_code == 2 and "there is no file of preferences" in missing.stderr
     assert systemd.told == []
 
 

@@ -87,16 +87,20 @@ def shown(text: str, *, starts: tuple[str, ...]) -> Iterator[str]:
             yield piece
 
 
-def test_no_words_in_brackets_are_lost_from_a_help() -> None:
-    """A terminal takes them for colours, and shows nothing in their place."""
-    lost = re.compile(r"(?<!\\)\[[a-z][a-z ./#=]*\]")
-    texts = {title: node.help or "" for title, node in COMMANDS.items()}
-    texts |= {
-        f"{title} {parameter.name}": getattr(parameter, "help", None) or ""
-        for title, node in COMMANDS.items()
-        for parameter in node.params
-    }
-    assert len(texts) > 100 and {name: text for name, text in texts.items() if lost.search(text)} == {}
+def help_of(title: str) -> str:
+    """What `--help` prints on a terminal wide enough for every paragraph."""
+    program, *words = title.split()
+    wide = {"COLUMNS": "400", "NO_COLOR": "1"}
+    return CliRunner().invoke(PROGRAMS[program], [*words, "--help"], env=wide).output
+
+
+@pytest.mark.parametrize("title", COMMANDS)
+def test_a_help_shows_every_word_and_breaks_no_paragraph(title: str) -> None:
+    """A terminal could take words in brackets for colours, and show nothing in their place."""
+    node, told = COMMANDS[title], help_of(title)
+    texts = [node.help or "", node.epilog or "", *(getattr(one, "help", None) or "" for one in node.params)]
+    paragraphs = [" ".join(each.replace("`", "").split()) for text in texts for each in text.split("\n\n")]
+    assert [each for each in paragraphs if each not in told] == []
 
 
 # -- the reference
@@ -117,9 +121,7 @@ def test_every_command_and_option_that_help_tells_is_in_the_reference(sections: 
     commands = [title for title in COMMANDS if title.split()[0] == program]
     assert commands and list(texts) == commands
     for title in commands:
-        words = title.split()[1:]
-        told = CliRunner().invoke(PROGRAMS[program], [*words, "--help"], env={"COLUMNS": "400", "NO_COLOR": "1"}).output
-        rows = [re.split(r"\s{2,}", line.strip("│ *")) for line in told.splitlines()]
+        rows = [re.split(r"\s{2,}", line.strip("│ *")) for line in help_of(title).splitlines()]
         cells = [cell for row in rows for cell in itertools.takewhile(lambda cell: cell.startswith("-"), row)]
         options = {option for cell in cells for option in re.split(r"[,/\s]+", cell) if option.startswith("--")}
         assert "--help" in options

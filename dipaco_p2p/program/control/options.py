@@ -18,10 +18,10 @@ def print_version(is_asked: bool) -> None:
 
 
 Version = Annotated[
-    bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and leave.")
+    bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document.")]
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until it ends.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it, until the program ends or Ctrl-C.")]
 
 
 def end(work: Callable[[], int | None]) -> NoReturn:

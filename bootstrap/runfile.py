@@ -106,26 +106,25 @@ class NodeConfig:
     """Where the coordinator listens, what its line may carry, and where it keeps its files."""
 
     host: str = "127.0.0.1"
-    """Where to listen: an address of this machine, IPv4 or IPv6; `0.0.0.0` means all of both."""
+    """The address to listen at, IPv4 or IPv6; `0.0.0.0` means all addresses of both kinds."""
     port: int = bounded(DEFAULT_PORT, low=0, high=65_535)
     """0 takes any free port."""
     announce: tuple[str, ...] = ()
-    """Where volunteers dial it from outside, if a router forwards a port to it: /ip4/203.0.113.5/tcp/443, or
-    /dns4/run.example.org/tcp/443."""
+    """Addresses outside, if a router forwards a port: /ip4/203.0.113.5/tcp/443, or /dns4/run.example.org/tcp/443."""
     up_mbit: float = bounded(0.0, low=0.0)
-    """The most that blobs may take of the uplink, in Mbit/s; 0 is all of it."""
+    """The most to upload, in Mbit/s, without calls and heartbeats, which are small; 0: no limit."""
     down_mbit: float = bounded(0.0, low=0.0)
-    """The same of the downlink."""
+    """The most to download, in Mbit/s, counted likewise; 0: no limit."""
     relay: bool = True
     """Whether volunteers behind routers are dialled through the seed node, and can so lead modules."""
     relay_mbit: float = bounded(0.0, low=0.0)
-    """What that may take of the line each way, in Mbit/s; 0 is all of it."""
+    """The most that relaying may take of the line each way, in Mbit/s; 0: no limit."""
     metrics: str = ""
-    """Where Prometheus finds its metrics: a port of this machine alone, or host:port; empty: nowhere."""
+    """Where to serve metrics for Prometheus: a port, for this machine alone, or host:port; empty: nowhere."""
     log: tuple[str, ...] = ()
     """Where curves of the rounds are written: tensorboard:DIR, wandb, wandb:PROJECT or csv:FILE."""
     directory: str = ""
-    """Empty: the platform's folder for program data."""
+    """The folder of the run; empty: one in the platform's folder for program data."""
 
     def relay_limits(self) -> RelayLimits | None:
         """What the seed node relays; None: nothing."""
@@ -146,13 +145,13 @@ class ArchiveConfig:
     """How much of the run the coordinator keeps on its disk. Signed documents always stay, so who did what is known."""
 
     rounds: int = bounded(2, low=0)
-    """Of how many last rounds everything is kept, so that `verify` can make their versions again; 0: of all rounds."""
+    """Of how many last rounds everything is kept, so that `verify` can recompute their versions; 0: of all rounds."""
     snapshots: int = bounded(50, low=0)
-    """Every so many rounds the parameters are kept for good, to go back to or to export; 0: never. Those of rounds that
-    are served, or that text is sharded at, stay besides."""
+    """The parameters of every N-th round are kept for good, to go back to or to export; 0: of none. Rounds that are
+    served, or at which text is sharded, are kept in any case."""
     keepers: int = bounded(0, low=0, high=KEEPERS)
-    """How many volunteers must have proved that they keep what is dropped of the grid before it is; with fewer, the
-    coordinator keeps it. 0: it is dropped whoever has it."""
+    """How many volunteers must have proved that they keep a version of the grid before the coordinator drops it.
+    0: it drops versions even if nobody else has them."""
     remade: float = bounded(1.0, low=0.0, high=1.0)
     """The share of versions that the coordinator recomputes before it signs them. It signs the others once a quorum of
     their owners has recomputed them, so their contributions do not come to its line and its disk."""
@@ -182,15 +181,15 @@ class LeaderboardConfig:
     serve: bool = True
     """Whether there is a page."""
     host: str = "127.0.0.1"
-    """0.0.0.0 shows it to everybody."""
+    """The address to listen at; 0.0.0.0 shows the page to everybody."""
     port: int = bounded(DEFAULT_PAGE_PORT, low=0, high=65_535)
     """0 takes any free port."""
     base: str = ""
-    """The path that a proxy puts it under, as /board; empty: none."""
+    """The path below which a proxy puts the page, such as /board; empty: none."""
     about: str = ""
     """What the run is for, in a sentence of at most 300 characters, for strangers."""
     prompts: tuple[str, ...] = ("The first thing to do is",)
-    """What the model goes on from in the texts that the page shows; at most 4. Empty shows none."""
+    """The texts that the model continues on the page; at most 4. Empty: the page shows no text."""
 
     def __post_init__(self) -> None:
         check_base(self.base)
@@ -218,7 +217,7 @@ def _same(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RunTable:
-    """What the run is called, and the number that decides its chance."""
+    """The run's name, and the seed of its random numbers."""
 
     name: str = _same("name")
     """Letters, digits, - and _."""
@@ -232,7 +231,7 @@ class _WarmupTable(WarmupConfig):
 
     from_: str = ""
     """The folder of a Llama checkpoint in Hugging Face's format to begin from, with its tokenizer, in place of random
-    weights; then `rounds` is 0 unless you say it. Empty: none."""
+    weights; then `rounds` is 0 unless you set it. Empty: none."""
 
     def config(self) -> WarmupConfig:
         """What all participants share of it."""
@@ -401,7 +400,7 @@ def write_template(path: Path, name: str) -> None:
         with path.open("x") as file:
             file.write(text)
     except FileExistsError:
-        raise ConfigError(f"`{path}` is there already", hint="name another file, or remove that one") from None
+        raise ConfigError(f"`{path}` already exists", hint="name another file, or remove this one") from None
     except OSError as error:
         raise ConfigError(f"cannot write `{path}`: {error.strerror}") from None
 

@@ -87,7 +87,7 @@ class ModelConfig:
     vocab_size: int = bounded(2048, low=258, high=1_000_000)
     """Size of the tokenizer that is trained on the corpus."""
     width: int = bounded(64, low=8, high=65_536)
-    """Numbers that a token is to the model."""
+    """Size of the hidden state: numbers per token."""
     heads: int = bounded(2, low=1, high=1024)
     """Attention heads; `width` divided by `heads` must be even."""
     ffn_width: int = bounded(192, low=8, high=1_000_000)
@@ -99,7 +99,7 @@ class ModelConfig:
     norm_eps: float = bounded(1e-5, low=1e-12, high=1e-1)
     """Keeps RMSNorm from dividing by zero."""
     paths: int = bounded(0, low=0, high=MODULES_MAX)
-    """How many paths there are, if every level is private (the flat mixture); otherwise the levels say it."""
+    """How many paths there are, if every level is private (the flat mixture); otherwise it follows from the levels."""
     tied: bool = True
     """Whether the output head is the transposed embedding; then one level holds both."""
     levels: tuple[LevelConfig, ...] = (
@@ -110,13 +110,14 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.width % self.heads or (self.width // self.heads) % 2:
-            raise ConfigError(f"a width of {self.width} cannot be split over {self.heads} heads of even size")
+            message = f"a width of {self.width} cannot be split over {self.heads} heads of even size"
+            raise ConfigError(message, hint=f"make `width` a multiple of {2 * self.heads}, or change `heads`")
         if not 1 <= len(self.levels) <= LEVELS_MAX:
             raise ConfigError(f"a grid of {len(self.levels)} levels, but it must have from 1 to {LEVELS_MAX}")
         for part in ("embedding", "head"):
             count = sum(getattr(level, part) for level in self.levels)
             if count != 1:
-                raise ConfigError(f"{count} levels say `{part} = true`, but exactly one must")
+                raise ConfigError(f"{count} levels have `{part} = true`, but exactly one must")
         if self.tied and not any(level.embedding and level.head for level in self.levels):
             message = "`tied = true` needs embedding and head in the same level"
             raise ConfigError(message, hint="set `tied = false`, or move them together")
@@ -125,7 +126,7 @@ class ModelConfig:
                 message = f"level {number} of the grid holds nothing"
                 raise ConfigError(message, hint="give it `blocks`, the `embedding` or the `head`")
         if not any(level.blocks for level in self.levels):
-            raise ConfigError("no level of the grid has blocks")
+            raise ConfigError("no level of the grid has blocks", hint="give at least one level `blocks`")
         self._check_paths()
 
     @property
@@ -148,9 +149,9 @@ class ModelConfig:
         private = [level.private for level in self.levels]
         if all(private) and not self.paths:
             message = "every level is private, so nothing says how many paths there are"
-            raise ConfigError(message, hint="write `paths = 4` into [model]")
+            raise ConfigError(message, hint="set it in [model], as in `paths = 4`")
         if self.paths and not all(private):
-            raise ConfigError(f"`paths = {self.paths}`, but the levels say it: {self.path_count}", hint="leave it out")
+            raise ConfigError(f"`paths = {self.paths}`, but the levels make {self.path_count}", hint="leave it out")
         if any(private) and self.path_count > MODULES_MAX:
             raise ConfigError(f"a private level of {self.path_count} modules; at most {MODULES_MAX} are possible")
 
@@ -170,11 +171,11 @@ class InnerConfig:
     warmup_steps: int = bounded(20, low=0)
     """Steps over which the learning rate rises from 0, at the start of the whole run."""
     beta1: float = bounded(0.9, low=0.0, high=0.999999)
-    """How slowly the mean of the gradients forgets."""
+    """AdamW's decay of the mean gradient."""
     beta2: float = bounded(0.95, low=0.0, high=0.999999)
-    """How slowly the mean of their squares forgets."""
+    """AdamW's decay of the mean squared gradient."""
     weight_decay: float = bounded(0.1, low=0.0, high=10.0)
-    """How strongly weights are drawn to zero."""
+    """Decoupled weight decay, times the learning rate in each step."""
     clip: float = bounded(1.0, low=1e-6)
     """Largest norm of a step's gradient."""
     optimizer: str = added(ADAMW, choices=OPTIMIZERS)
@@ -189,19 +190,20 @@ class OuterConfig:
     lr: float = bounded(0.7, low=0.0, high=10.0)
     """How far an outer step goes; 1 is the whole way to the average."""
     momentum: float = bounded(0.9, low=0.0, high=0.999999)
-    """Share of the previous outer steps that carries on."""
+    """Nesterov momentum of the outer steps."""
     norm_rule: str = bounded("sqrt", choices=("sqrt", "rda", "mean"))
     """`sqrt`: the mean times sqrt(number of paths); `rda`: mean of norms times mean of directions; or `mean`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionConfig:
-    """What outer gradients and updates take on the line; docs/performance.md says what each costs."""
+    """How outer gradients and updates are compressed; docs/performance.md says what each codec costs."""
 
     uplink: str = bounded("int4", choices=UPLINKS)
-    """Of outer gradients: 8, 4 or 2 bits a value; or of 4096 the largest 640, 320 or 160 by sign, or 128 in 2 bits."""
+    """Codec of outer gradients: `int8`, `int4` or `int2`, so many bits a value; or of each 4096 values the largest 640,
+    320 or 160 by their signs, `ternary640` and so on, or 128 in 2 bits, `top128`."""
     downlink: str = bounded("int4", choices=DOWNLINKS)
-    """Of the updates from one version of a module to the next."""
+    """Codec of the updates from one version of a module to the next: `int8`, `int4` or `int2`."""
     error_decay: float = bounded(1.0, low=0.0, high=1.0)
     """Share of what a round could not send that the next one tries to send again."""
 
@@ -226,9 +228,9 @@ class RoutingConfig:
     by a unigram language model per path (core/routing/unigram.py). Routers then look at the first tokens, too."""
     reshard_rounds: tuple[int, ...] = bounded((), low=1, high=10_000_000)
     """Before these rounds all paths score the router split, a router is fitted on who was best, and the text is
-    sharded anew. One equal to `rounds` gives the routers that the finished run is served with."""
+    sharded again. One equal to `rounds` gives the routers that the finished run is served with."""
     balance: str = bounded("equal", choices=("equal", "match"))
-    """After re-sharding: shards of equal size, or as often as each path was best."""
+    """Shards after a re-sharding: of `equal` size, or `match`: in proportion to how often each path was best."""
     overlap: int = bounded(1, low=1, high=64)
     """Each sequence is trained on by this many of its best paths; evaluated by the best one only."""
 
@@ -280,7 +282,7 @@ class LivenessConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionConfig:
-    """Whose work the run takes. The ticket stays no secret, and all can read and watch the run."""
+    """Whose work the run takes. In any case, all who have the ticket can read and watch the run."""
 
     policy: str = bounded(OPEN, choices=ADMISSIONS)
     """`open`: anybody's; `invite`: of those whom the coordinator invited, or a volunteer in good standing did; `list`:
@@ -302,12 +304,12 @@ class JudgingConfig:
     """Whether other peers measure work before it counts (the loss gate)."""
 
     judges: int = bounded(2, low=0, high=8)
-    """How many measure each work; where they differ the coordinator's seed node is asked as well. 0: nobody does."""
+    """How many peers measure each work; where they differ, so does the coordinator's seed node. 0: nobody does."""
     sequences: int = bounded(32, low=8, high=256)
     """Sequences of the path's shard that a judge measures it on."""
     audited: int = bounded(10, low=0, high=1000)
-    """An author's first so many works are repeated by another peer before they count, later ones with a chance that
-    falls to 2 %; 0: none is. Nor with `overlap`, whose steps begin from an estimate that nobody else has."""
+    """How many of an author's first works another peer repeats before they count; later ones are repeated with a chance
+    that falls to 2 %. 0: no work is; nor with `overlap`, whose steps begin from an estimate that no other peer has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

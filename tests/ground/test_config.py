@@ -98,15 +98,15 @@ def test_routing_that_does_not_fit_the_run_is_refused(routing: RoutingConfig, me
         ({"width": 66, "heads": 2}, "a width of 66 cannot be split"),  # 33 is odd: rotary positions need pairs
         ({"width": 64, "heads": 3}, "a width of 64 cannot be split over 3"),
         ({"levels": ()}, "a grid of 0 levels"),
-        ({"levels": (LevelConfig(head=True), BLOCKS)}, "0 levels say `embedding = true`"),
-        ({"levels": (TRUNK, LevelConfig(embedding=True), BLOCKS)}, "2 levels say `embedding = true`"),
-        ({"levels": (LevelConfig(embedding=True), BLOCKS)}, "0 levels say `head = true`"),
-        ({"levels": (TRUNK, LevelConfig(head=True), BLOCKS)}, "2 levels say `head = true`"),
+        ({"levels": (LevelConfig(head=True), BLOCKS)}, "0 levels have `embedding = true`"),
+        ({"levels": (TRUNK, LevelConfig(embedding=True), BLOCKS)}, "2 levels have `embedding = true`"),
+        ({"levels": (LevelConfig(embedding=True), BLOCKS)}, "0 levels have `head = true`"),
+        ({"levels": (TRUNK, LevelConfig(head=True), BLOCKS)}, "2 levels have `head = true`"),
         ({"levels": (LevelConfig(embedding=True), BLOCKS, LevelConfig(head=True))}, "`tied = true` needs"),
         ({"levels": (TRUNK, BLOCKS, LevelConfig(modules=2))}, "level 2 of the grid holds nothing"),
         ({"levels": (TRUNK,)}, "no level of the grid has blocks"),
         ({"levels": (FLAT,)}, "every level is private, so nothing says how many paths"),
-        ({"levels": (TRUNK, BLOCKS), "paths": 4}, "`paths = 4`, but the levels say it: 2"),
+        ({"levels": (TRUNK, BLOCKS), "paths": 4}, "`paths = 4`, but the levels make 2"),
         ({"levels": (TRUNK, replace(BLOCKS, modules=4096), BLOCKS, PRIVATE)}, "a private level of 8192 modules"),
     ],
     ids=lambda value: str(value)[:50],
@@ -115,6 +115,14 @@ def test_a_model_that_cannot_be_is_refused(change: dict[str, Any], message: str)
     with pytest.raises(ConfigError) as caught:
         ModelConfig(**change)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(("width", "heads", "step"), [(65, 2, 4), (64, 3, 6), (65, 1, 2)])
+def test_a_width_that_heads_cannot_share_comes_with_the_widths_that_they_can(width: int, heads: int, step: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig(width=width, heads=heads)
+    assert f"a multiple of {step}," in caught.value.hint
+    assert ModelConfig(width=step * 16, heads=heads).width == step * 16
 
 
 def test_an_untied_head_may_have_a_level_of_its_own() -> None:

@@ -120,7 +120,7 @@ def test_a_site_without_fresh_figures_says_so_and_can_be_read_by_everybody(
 ) -> None:
     with served(snapshot) as site, looking(browser, site.address, color_scheme=scheme) as watched:
         watched.page.goto(site.address)
-        said = "These figures are old" if snapshot else "Nothing was collected yet"
+        said = "These figures are old" if snapshot else "Nothing collected yet"
         expect(watched.page.get_by_text(said)).to_be_visible()
         watched.page.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)
         require_accessible(watched.page, said)

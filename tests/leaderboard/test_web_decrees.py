@@ -53,14 +53,14 @@ def test_a_run_that_goes_on_again_is_not_called_frozen() -> None:
 def test_every_decree_is_listed_in_words_with_what_became_of_it() -> None:
     banned, other = (f"...{row.peer[-6:]}" for row in SMALL.decrees if row.act == "ban" and row.peer)
     assert [re.sub(r"2026\S* \S* UTC", "DATE", line) for line in decrees_of(FROZEN)] == [
-        "8 ❙❙ froze the run the disk of a leader is full DATE holds",
-        f"7 admitted {banned} again DATE holds",
-        f"6 ✕ banned {other} its clock and its work are of another run DATE holds",
+        "8 ❙❙ froze the run the disk of a leader is full DATE in force",
+        f"7 admitted {banned} again DATE in force",
+        f"6 ✕ banned {other} its clock and its work are of another run DATE in force",
         "5 let the run go on DATE until decree 8",
         f"4 ↺ took back {BACK.module} to version 6 diverged after a bad shard DATE done: {BACK.module} version 9",
         "3 ❙❙ froze the run the loss of one module diverged DATE until decree 5",
         f"2 ✕ banned {banned} contributions of noise DATE until decree 7",
-        f"1 appointed ...{SMALL.decrees[0].peer[-6:]} as a seed node DATE holds",  # type: ignore[index]
+        f"1 appointed ...{SMALL.decrees[0].peer[-6:]} as a seed node DATE in force",  # type: ignore[index]
     ]
 
 
@@ -143,7 +143,7 @@ def test_a_growth_is_told_on_the_first_page_while_its_stage_is_open_and_stays_in
     grows = replace(SMALL, decrees=numbered(growth))
     assert "After round 40 the grid grows to 4x4." in text_of(grows, "/")
     [line] = decrees_of(grows)
-    assert "grows the grid to 4x4 after round 40" in line and line.endswith("holds")
+    assert "grows the grid to 4x4 after round 40" in line and line.endswith("in force")
     later = replace(SMALL, decrees=numbered({**growth, "stage": "ab" * 32}))
     assert "the grid grows" not in text_of(later, "/")
     assert "of the same text" not in line

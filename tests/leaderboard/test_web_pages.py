@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from web_harness import LONGER, PAGES, SMALL, newest_judged, pages_of, site
 
 from benchmarks.leaderboard.synthetic import snapshot_of
+from bootstrap.runfile import ArchiveConfig
 from leaderboard.model import Mark, VersionRow
 from leaderboard.web.app import HEADERS
 
@@ -124,6 +125,13 @@ def test_a_version_says_its_whole_digest_its_parent_and_how_to_check_it(client: 
     assert all(share.contribution[:8] in text for share in row.shares)
 
 
+def test_of_verify_the_pages_promise_no_more_than_an_archive_keeps(client: TestClient) -> None:
+    assert ArchiveConfig().rounds == 2
+    for address in ("/run", address_of(SMALL.versions[-1])):
+        text = visible(client.get(address).text)
+        assert "each version whose contributions are still kept, by default those of the last two rounds" in text
+
+
 def test_every_version_has_a_page_of_its_own_that_names_those_with_the_same_parameters(client: TestClient) -> None:
     pages = {row: client.get(address_of(row)).text for row in SMALL.versions}
     for row, text in pages.items():
@@ -132,7 +140,7 @@ def test_every_version_has_a_page_of_its_own_that_names_those_with_the_same_para
     assert len({row.digest for row in pages}) < len(pages), "some have the same parameters"
     first = next(row for row in pages if row.stage == SMALL.run.stages[1].id and str(row.module) == "L2.M1")
     text = pages[first]
-    assert "L2.M0 version 7 (warmup), L2.M0 version 0 (grid):" in visible(text)
+    assert "L2.M0 version 7 (warmup), L2.M0 version 0 (grid)." in visible(text)
     assert 'href="/versions/warmup/L2.M0/7"' in text and 'href="/versions/L2.M0/0"' in text
 
 
@@ -204,7 +212,7 @@ def test_figures_grow_old_while_the_same_snapshot_stands() -> None:
 @pytest.mark.parametrize("address", PAGES)
 def test_before_the_first_snapshot_every_page_says_so(address: str) -> None:
     with site(None) as (client, _):
-        assert "Nothing was collected yet" in client.get(address).text
+        assert "Nothing collected yet" in client.get(address).text
 
 
 def test_a_run_that_has_just_begun_has_pages_with_words_instead_of_empty_tables() -> None:

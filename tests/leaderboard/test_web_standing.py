@@ -67,24 +67,24 @@ def test_the_page_of_a_version_says_what_was_found_of_whom() -> None:
         for of in (found.forged, found.withheld, found.failed, found.contradicted, found.repeated)
     )
     assert found_in(FOUND) == (
-        f"✕ forged Auditors came to something else: {forged[0]}"
-        f" △ withheld Auditors could not have what they needed: {withheld[0]}"
+        f"✕ forged Auditors got another result: {forged[0]}"
+        f" △ withheld Auditors could not get what they needed: {withheld[0]}"
         f" △ failed Judges found harm or too little gain: {failed[0]} (2 works)"
         f" △ contradicted Most others who repeated the work contradict what they said of it: {contradicted[0]}"
-        f" ✓ repeated Auditors came to the same: {', '.join(repeated)}"
+        f" ✓ repeated Auditors got the same result: {', '.join(repeated)}"
     )
 
 
 def test_a_version_without_findings_has_no_list_of_them(client: TestClient) -> None:
-    assert "What was found of whom" in client.get(address_of(FOUND)).text
+    assert "<h2>Findings" in client.get(address_of(FOUND)).text
     row = next(row for row in SMALL.versions if row.findings == Findings())
-    assert "What was found of whom" not in client.get(address_of(row)).text
+    assert "<h2>Findings" not in client.get(address_of(row)).text
 
 
 def test_a_long_list_of_findings_is_cut_and_says_so() -> None:
     peers = tuple(PeerId(f"{number:04}") for number in range(ROWS + 3))
     text = found_in(replace(FOUND, findings=Findings(repeated=(*peers, peers[-1]))))
-    assert text.startswith("✓ repeated Auditors came to the same: ...0052 (2 works), ...0000, ...0001,")
+    assert text.startswith("✓ repeated Auditors got the same result: ...0052 (2 works), ...0000, ...0001,")
     assert text.endswith(", ...0048 and 3 more")
 
 
@@ -92,7 +92,7 @@ def test_what_each_standing_means_is_said_once_for_all(client: TestClient) -> No
     page = client.get("/run").text
     [said] = re.findall(r'<section id="standing">(.*?)</section>', page, re.DOTALL)
     assert re.findall(r"<dt>(.*?)</dt>", said) == ["full", "on probation", "not heard", "doubted", "waits", "expelled"]
-    assert f"For {DOUBTED_FOR} versions its work" in said and f"For {FORGERS_WAIT} versions none" in said
+    assert f"For {DOUBTED_FOR} versions its work" in said and f"For {FORGERS_WAIT} versions its work does not" in said
     for address in ("/contributors", f"/contributors/{FORGER.peer}", address_of(FOUND)):
         assert 'href="/run#standing"' in client.get(address).text
 

@@ -18,4 +18,4 @@ def check_base(base: str) -> None:
     """Raise ConfigError for what is no path to put a site under: empty, or as `/board`."""
     if base and (len(base) > BASE_CHARS_MAX or not re.fullmatch(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+", base)):
         hint = "write it like /board: letters, digits, - and _ after each slash, and no slash at the end"
-        raise ConfigError(f"`{base[:BASE_CHARS_MAX]}` is no path for a site", hint=hint)
+        raise ConfigError(f"`{base[:BASE_CHARS_MAX]}` is not a path for a site", hint=hint)

@@ -26,10 +26,10 @@ from .status import Status, in_rows
 REFRESH_S = 0.25
 STATE_SOURCES = {
     "start": "{path} begins with the inner state of the stage's start",
-    "ours": "{path} goes on from its inner state on this machine",
-    "fetched": "{path} goes on from its inner state, fetched from ...{peer}",
-    "older": "{path} goes on from an older inner state: nobody alive gave its newest",
-    "lost": "{path} begins with the inner state of the stage's start: nobody alive gave its newest",
+    "ours": "{path} continues from its inner state on this machine",
+    "fetched": "{path} continues from its inner state, fetched from ...{peer}",
+    "older": "{path} continues from an older inner state: no live peer gave the newest",
+    "lost": "{path} begins with the inner state of the stage's start: no live peer gave its own",
     "dropped": "{path} starts over: the inner state that was fetched is of no use",
 }
 """By where the inner state of a path was found (path/kept.py)."""
@@ -133,7 +133,7 @@ def words_for(event: Mapping[str, Any]) -> str:
         "joined": lambda e: "takes part in the " + ("warm-up" if e["stage"] == "warmup" else e["stage"]),
         "claimed": lambda e: f"moved from {e['before']} to {e['path']}" if e.get("before") else f"claimed {e['path']}",
         "engine": lambda e: f"training in {e['detail']}",
-        "stalled": lambda e: f"no progress for {e['silent_s']:.0f} s: {e['path']} is given up until training gets on",
+        "stalled": lambda e: f"no progress for {e['silent_s']:.0f} s: {e['path']} is given up until training resumes",
         "limited": lambda e: f"limits: {e['detail']}",
         "released": lambda e: f"released {e['path']}",
         "receipt": lambda e: f"receipt for {e['module']} from version {e['base']}: {e['id'][:8]}",
@@ -146,19 +146,19 @@ def words_for(event: Mapping[str, Any]) -> str:
         ),
         "state": lambda e: STATE_SOURCES[e["source"]].format(path=e["path"], peer=e["peer"][-6:]),
         "failed": lambda e: f"{e['path']} cannot be trained here: {e['detail']}",
-        "ahead_dropped": lambda e: f"{e['path']}: steps that were done ahead are dropped: {e['detail']}",
+        "ahead_dropped": lambda e: f"{e['path']}: steps taken ahead are dropped: {e['detail']}",
         "scored": lambda e: f"scored {e['path']} for sharding {e['sharding']}",
         "checked": lambda e: (
             f"evaluated {e['path']} at round {e['version']}: {e['loss']:.4f}, published {e['said']:.4f}"
             + ("" if e["agrees"] else ": THEY DIFFER")
         ),
-        "resharded": lambda e: f"{e['path']} goes on with its shard of sharding {e['sharding']}",
+        "resharded": lambda e: f"{e['path']} continues on its shard of sharding {e['sharding']}",
         "sat_out": lambda e: f"left round {e['round']} of {e['path']} to others: more train it than a version counts",
         "leads": lambda e: f"leads {e['module']} from version {e['version']}, term {e['term']}",
         "handed_over": lambda e: f"handed {e['module']} over to ...{e['to'][-6:]}",
-        "deposed": lambda e: f"leads {e['module']} no more: term {e['term']} is over",
+        "deposed": lambda e: f"no longer leads {e['module']}: term {e['term']} is over",
         "fetched": lambda e: f"fetched {e['module']} version {e['version']} in {e['seconds']:.1f} s: {_sources(e)}",
-        "gave_up": lambda e: f"gave up what follows {e['module']} version {e['after']}, for another branch",
+        "gave_up": lambda e: f"dropped the versions of {e['module']} after {e['after']}: another branch goes on",
         "version": lambda e: f"made {e['module']} version {e['version']} {e['digest'][:8]}",
         "curves_stopped": lambda e: f"curves to {e['to']} have stopped: {e['detail']}; training goes on",
         "paused": lambda e: f"paused for {e['detail']}",

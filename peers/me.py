@@ -58,35 +58,32 @@ from .decrees import ask_first
 Chains = Mapping[ModuleId, Sequence[ModuleVersion]]
 """The versions of each module from the first one on."""
 
-LOOK = "Look whether this machine's memory or GPU makes errors: `dipaco-peer doctor` helps."
+LOOK = "Test this machine's memory and GPU, and check its packages with `dipaco-peer doctor`."
+AGAIN = f"Once may be chance. If it happens again: {LOOK[0].lower()}{LOOK[1:]}"
 WORDS: Mapping[str, str] = {
-    Reason.HARMFUL: "other volunteers measured that it makes its path worse. Nothing to do if it stays one;"
-    " if it goes on, let `dipaco-peer doctor` look at this machine.",
-    Reason.NOT_REPEATED: f"other volunteers took its steps again and came to something else. {LOOK} For {FORGERS_WAIT}"
-    " versions nothing is taken of this identity.",
-    Reason.COPIED: "another volunteer handed in the same work before, and that counts. Two who take a path at the same"
-    " moment may do the same work once; if it goes on, somebody reads this machine's disk, or its key is used twice.",
-    Reason.LITTLE_GAIN: "other volunteers measured that it gains far less than others' work does."
-    " If it goes on, let `dipaco-peer doctor` look at this machine.",
+    Reason.HARMFUL: f"other volunteers measured that it makes its path worse. {AGAIN}",
+    Reason.NOT_REPEATED: f"other volunteers took its steps again and got another result. {LOOK} For {FORGERS_WAIT}"
+    " versions no work of this identity counts.",
+    Reason.COPIED: "another volunteer handed in the same work earlier, and that counts. Two who take a path at the same"
+    " moment may do the same work once; if it happens again, somebody reads this disk, or this key is used twice.",
+    Reason.LITTLE_GAIN: f"other volunteers measured that it gains far less than others' work. {AGAIN}",
     Reason.UNJUDGED: "judges could not get a part of it from this machine. Or, while no version counts earlier work of"
-    " yours: nobody could measure it, or those who did found different things. Stay: the path is trained again, and"
-    " counts once it was measured.",
-    Reason.NORM: "its outer gradient is too long or too short beside others'. The path starts over by itself.",
+    " yours: nobody could measure it, or results differed. Stay: the path is trained again, and counts once measured.",
+    Reason.NORM: "its outer gradient is too long or too short compared with others'. The path starts over by itself.",
     Reason.COVERED: "others were training the path when this volunteer came. It begins with the next round.",
 }
 OTHERWISE = "docs/protocol.md, section 7, says what this means."
 
 LESS_THAN_FULL: Mapping[str, str] = {
-    EXPELLED: "other volunteers repeated work of yours and came to something else, and while the coordinator was away"
-    f" the owners of the module voted that nothing more counts. Ask whoever runs the coordinator to admit you. {LOOK}",
-    WAITS: "other volunteers repeated work of yours and came to something else. After the wait you are a newcomer"
-    f" again. {LOOK}",
-    DOUBTED: f"work of yours was refused. For {DOUBTED_FOR} versions what comes next weighs half as much; its credit is"
-    " whole. Nothing to do if it stays one; if it goes on, let `dipaco-peer doctor` look at this machine.",
-    UNHEARD: "most others who repeated a work contradict what this volunteer said of it. Nobody asks it for"
-    f" {UNHEARD_FOR} versions. {LOOK}",
-    PROBATION: "other volunteers repeat the first works of everybody. Until then yours weighs a quarter, unless it was"
-    " repeated in time; its credit is whole. Nothing to do: stay online, and it ends by itself.",
+    EXPELLED: "other volunteers repeated work of yours and got another result, and while the coordinator was away the"
+    f" owners of the module voted that your work no longer counts. Ask the coordinator to admit you. {LOOK}",
+    WAITS: f"other volunteers repeated work of yours and got another result. After the wait you are a newcomer. {LOOK}",
+    DOUBTED: f"work of yours was refused. For {DOUBTED_FOR} versions your work weighs half as much, but earns its whole"
+    f" credit. {AGAIN}",
+    UNHEARD: "most others who repeated a work contradict what this volunteer found. For"
+    f" {UNHEARD_FOR} versions nobody asks it. {LOOK}",
+    PROBATION: "other volunteers repeat everybody's first works. Until then yours weighs a quarter, or in full if"
+    " repeated in time; it earns its whole credit. If you stay online, probation ends by itself.",
 }
 """What a standing means, and what to do."""
 
@@ -328,11 +325,11 @@ def _print_sum(modules: Sequence[ModuleAccount], run: Run, console: Console, *, 
     earned = [one for one in every if one is not None]
     total = math.fsum(module.credit for module in modules)
     recent = recent_credit(earned, now_s=now_s)
-    console.print(f"credit {total:,.0f}, recently {recent:,.0f} a day (what was earned 7 days ago counts half)")
+    console.print(f"credit {total:,.0f}, recently {recent:,.0f} per day (credit from 7 days ago counts half)")
     if count := sum(len(module.audited) for module in modules):
         audits, credit = f"{count} audit{'s' if count > 1 else ''}", math.fsum(one.audit_credit for one in modules)
-        console.print(f"of it {credit:,.0f} for {audits}: works of others that this volunteer has repeated")
+        console.print(f"of it {credit:,.0f} for {audits}: works of others that this volunteer repeated")
     console.print(
-        f"Credit is in tokens that entered a published version, divided by the {len(run.config.model.levels)} levels of"
-        " the grid, since a round is contributed once for each; --all shows every contribution."
+        f"Credit counts tokens that entered a published version, divided by the {len(run.config.model.levels)} levels"
+        " of the grid, since a round is contributed once to each; --all shows every contribution."
     )

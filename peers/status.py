@@ -94,7 +94,7 @@ def in_rows(figures: Mapping[str, Any]) -> dict[str, str]:
         "receipts": str(figures["receipts"]),
         "last receipt": figures["last_receipt"] or "-",
         **kept,
-        "swarm": f"{figures['peers_alive']} peers alive, {figures['peers_training']} train; {covered}",
+        "swarm": f"{figures['peers_alive']} peers alive, {figures['peers_training']} training; {covered}",
         "time left": _time_left(figures),
     }
 

@@ -76,7 +76,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
         ("run", f"{report['run']}, {report['stage']}" if report["run"] else "being prepared"),
         ("round", _round(report)),
         ("perplexity", _judged(report)),
-        ("volunteers", f"{report['volunteers_alive']} alive, {report['volunteers_training']} train"),
+        ("volunteers", f"{report['volunteers_alive']} alive, {report['volunteers_training']} training"),
         ("reached", _reached(report)),
         ("paths", f"{report['paths_covered']} of {report['paths']} have a volunteer"),
         ("modules", f"{report['modules_led']} of {report['modules']} have a leader"),
@@ -84,7 +84,10 @@ def rows(report: Report) -> list[tuple[str, str]]:
         ("counted", f"{report['contributions_counted']} contributions in {report['versions_archived']} versions"),
         ("line", f"{size(report['bytes_up'])} up, {size(report['bytes_down'])} down since the start"),
         ("disk", f"{size(report['disk_used_bytes'])} used, {size(report['disk_free_bytes'])} free"),
-        ("program", f"version {report['version']}, process {report['pid']}, for {duration(report['running_s'])}"),
+        (
+            "program",
+            f"version {report['version']}, process {report['pid']}, running for {duration(report['running_s'])}",
+        ),
         ("folder", report["folder"]),
     ]
 
@@ -97,7 +100,7 @@ def _reached(report: Report) -> str:
     if "volunteers_relayed" not in report:
         return UNKNOWN
     direct, relayed = report["volunteers_direct"], report["volunteers_relayed"]
-    words = f"{direct} directly, {relayed} through relays, {report['volunteers_alive'] - direct - relayed} not"
+    words = f"{direct} directly, {relayed} through relays, {report['volunteers_alive'] - direct - relayed} not at all"
     if report["relay_slots"] or report["relay_bytes"]:
         words += f"; {report['relay_slots']} through this machine, {size(report['relay_bytes'])} passed on"
     return words

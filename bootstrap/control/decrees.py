@@ -270,7 +270,7 @@ class Decreeing:
             raise ConfigError(message, hint=f"that has at most {DOCUMENT_BYTES_MAX} bytes: grow by fewer modules")
         if self._reached is None:
             message = "the coordinator is not running: others may be further than it knows"
-            raise ConfigError(message, hint="start it, and say it again")
+            raise ConfigError(message, hint="start it, then repeat the command")
         head = max(max(ledger.head.version, self._reached(module)) for module, ledger in self._ledgers.items())
         soonest = head + GROW_AHEAD
         if soonest >= run.rounds:

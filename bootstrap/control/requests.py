@@ -20,7 +20,7 @@ COORDINATOR = Program(
     noun="coordinator",
     schema=SCHEMA,
     start_hint="start it with `dipaco-bootstrap start`, or name the folder of its run",
-    upgrade_hint="what runs there is no coordinator, or one of another version than this command: restart it",
+    upgrade_hint="the program there is not a coordinator, or has another version than this command: restart it",
 )
 
 

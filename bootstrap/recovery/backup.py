@@ -75,13 +75,13 @@ def back_up(root: Path, to: Path, *, now_s: float) -> Written:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
     path = to / f"{run.manifest.config.name}-{stamp}.tar" if to.is_dir() else to
     if path.exists():
-        raise ConfigError(f"`{path}` is there already", hint="name another file: a backup replaces nothing")
+        raise ConfigError(f"`{path}` already exists", hint="name another file: a backup replaces nothing")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         written = _write(root, stages, temporary, made_s=now_s, run=run.id)
         os.link(temporary, path)  # fails if somebody else has made one of this name meanwhile
     except FileExistsError:
-        raise ConfigError(f"`{path}` is there already", hint="name another file") from None
+        raise ConfigError(f"`{path}` already exists", hint="name another file") from None
     except OSError as error:
         raise unfit(error, path) from None
     finally:

@@ -43,7 +43,9 @@ class Words:
             raise ConfigError(f"`--licence {self.licence}` is not the name of a licence", hint=hint)
         for language in self.languages:
             if not LANGUAGE.fullmatch(language):
-                raise ConfigError(f"`--language {language}` is not a language's code", hint="as en, de, or ast")
+                raise ConfigError(
+                    f"`--language {language}` is not a language's code", hint="write it like en, de or ast"
+                )
         if len(self.data) > DATA_CHARS_MAX or not self.data.isprintable():
             raise ConfigError(f"`--data` is not one line of up to {DATA_CHARS_MAX} characters", hint="shorten it")
 

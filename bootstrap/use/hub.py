@@ -24,7 +24,9 @@ class Hub:
 
     def __init__(self, name: str) -> None:
         if not HUB_NAME.fullmatch(name):
-            raise ConfigError(f"`--push {name}` is no name of a model on the hub", hint="as --push my-org/my-model")
+            raise ConfigError(
+                f"`--push {name}` is not the name of a model on the hub", hint="write it like --push my-org/my-model"
+            )
         token = huggingface_hub.get_token()
         if token is None:
             hint = "set HF_TOKEN to one that may write, or run `hf auth login`"

@@ -100,7 +100,7 @@ def _word_of_link(link: str) -> str:
     place = rest if scheme == "dipaco" else rest.partition("#")[2]
     found = WORD.findall(place)
     if len(found) != 1:
-        message = f"the link `{link[:80]}` holds no ticket" + ("" if scheme == "dipaco" else " behind a `#`")
+        message = f"the link `{link[:80]}` has no ticket" + ("" if scheme == "dipaco" else " behind a `#`")
         raise ConfigError(message, hint=f"nothing is fetched from links; {_ASK_HINT}")
     return str(found[0])
 
@@ -108,7 +108,7 @@ def _word_of_link(link: str) -> str:
 def _only_word(text: str, where: str) -> str:
     found = list(dict.fromkeys(WORD.findall(text)))
     if not found:
-        raise ConfigError(f"{where} is no ticket, nor the address of a peer", hint=_WHAT_HINT)
+        raise ConfigError(f"{where} is neither a ticket nor a peer's address", hint=_WHAT_HINT)
     if len(found) > 1:
         raise ConfigError(f"{where} holds {len(found)} tickets", hint="give the one that you mean")
     return str(found[0])

@@ -129,7 +129,7 @@ def read_code(text: str) -> Code:
     """What a code says; raises ConfigError for a typo or anything else."""
     word = "".join(text.split())  # mail breaks long lines
     if not word.lower().startswith(f"{PREFIX}1"):
-        raise ConfigError(f"`{text[:80]}` is no invitation: it begins with {PREFIX}1", hint=ASK_HINT)
+        raise ConfigError(f"`{text[:80]}` is not an invitation: that begins with {PREFIX}1", hint=ASK_HINT)
     try:
         data = read_word(PREFIX, word)
     except ConfigError as error:

@@ -135,9 +135,9 @@ LIBRARIES = (
 )
 NAME_KEYS = ("name", "team", "mail", "contact")
 """A setting whose name holds one of these says who its user is."""
-EXPLANATION = (
-    "Made by `dipaco-peer bugreport`. Keys, addresses, names and folders were taken out; look before you send.\n"
-)
+EXPLANATION = """\
+Made by `dipaco-peer bugreport`. Keys, addresses, names and folders were removed; look through it before you send it.
+"""
 
 
 def write_report(home: Path, target: Path) -> list[str]:
@@ -148,7 +148,7 @@ def write_report(home: Path, target: Path) -> list[str]:
         with private_file(target) as file:
             file.write(data)
     except FileExistsError:
-        raise ConfigError(f"`{target}` is there already", hint="choose another with --to") from None
+        raise ConfigError(f"`{target}` already exists", hint="choose another with --to") from None
     except OSError as error:
         raise EnvironmentUnfit(f"cannot write {target}: {error.strerror}", hint="choose another with --to") from None
     return list(texts)

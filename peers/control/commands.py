@@ -24,14 +24,15 @@ from .logs import follow, last_told
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _PATTERN = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd])")
-HINT = "a number and its unit: 90s, 30m, 2h or 1d"
+HINT = "write a number and its unit: 90s, 30m, 2h or 1d"
+ENDED = "the volunteer has ended"
 
 
 def read_duration(text: str) -> float:
     """Seconds; raises ConfigError for anything else, for nothing, and for more than a year."""
     found = _PATTERN.fullmatch(text.strip())
     if found is None:
-        raise ConfigError(f"`{text[:40]}` is not a length of time", hint=HINT)
+        raise ConfigError(f"`{text[:40]}` is not a duration", hint=HINT)
     seconds = float(found[1]) * UNITS_S[found[2]]
     if not 0.0 < seconds <= PAUSE_S_MAX:
         raise ConfigError(f"`{text[:40]}` must be above 0 and at most {PAUSE_S_MAX / 86_400:g} days", hint=HINT)
@@ -51,7 +52,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
         **work,
         "reached": _reached(report),
         "line": f"{size(report['bytes_up'])} up, {size(report['bytes_down'])} down since the start{_relayed(report)}",
-        "program": f"version {report['version']}, process {report['pid']}, for {duration(report['running_s'])}",
+        "program": f"version {report['version']}, process {report['pid']}, up {duration(report['running_s'])}",
     }
     return list(found.items())
 
@@ -120,10 +121,10 @@ def resume(home: Path) -> None:
 
 def finish(home: Path, *, is_waited: bool) -> None:
     answered = ask(home, Request(ask="finish"))
-    _say(answered.body, f"round {answered.body['round']} is done and handed in first")
+    _say(answered.body, f"round {answered.body['round']} is finished and handed in first")
     if is_waited:
         wait_end(answered.pid)
-        print("it has ended")
+        print(ENDED)
 
 
 def stop(home: Path, *, is_now: bool) -> None:
@@ -131,7 +132,7 @@ def stop(home: Path, *, is_now: bool) -> None:
     answered = ask(home, Request(ask="stop", now=is_now))
     print("leaving at once" if is_now else "handing in your work, then leaving", flush=True)
     wait_end(answered.pid)
-    print("it has ended")
+    print(ENDED)
 
 
 def show_logs(home: Path, *, count: int, is_followed: bool) -> None:
@@ -162,7 +163,7 @@ def show_identity(home: Path, *, is_json: bool) -> None:
 
 def export_identity(home: Path, target: Path, *, is_forced: bool) -> None:
     peer = at_home.export_to(home, target, is_forced=is_forced)
-    print(f"...{peer[-6:]} is in {target} now; whoever has that file is this volunteer")
+    print(f"wrote the key of ...{peer[-6:]} to {target}; anyone who has that file can act as this volunteer")
     print(at_home.ONCE_HINT)
 
 
@@ -176,7 +177,7 @@ def bug_report(home: Path, target: Path | None) -> None:
     target = target or Path(time.strftime("dipaco-bugreport-%Y%m%d-%H%M%S.tar.gz"))
     names = write_report(home, target)
     print(f"{target}: {', '.join(names)}")
-    print("keys, addresses, names and folders were taken out; look at it before you send it")
+    print("keys, addresses, names and folders were removed; look through it before you send it")
 
 
 def _say(report: dict[str, Any], more: str) -> None:

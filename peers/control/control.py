@@ -33,7 +33,7 @@ VOLUNTEER = Program(
     noun="volunteer",
     schema=SCHEMA,
     start_hint="start it with `dipaco-peer join`, or name its folder with --home",
-    upgrade_hint="the running volunteer is of another version than this command: stop it with Ctrl-C and join again",
+    upgrade_hint="the running volunteer has another version than this command: stop it with Ctrl-C and join again",
 )
 
 

@@ -30,7 +30,10 @@ def newest_log(home: Path) -> Path:
         home.glob(f"runs/*/{LOG_NAME}"), key=lambda path: (_written_s(path.with_name(HISTORY_NAME)), _written_s(path))
     )
     if not found:
-        raise ConfigError(f"no volunteer has left a log in `{home}`", hint="name its folder with --home")
+        raise ConfigError(
+            f"no volunteer has left a log in `{home}`",
+            hint="start it with `dipaco-peer join`, or name its folder with --home",
+        )
     return found[-1]
 
 
@@ -130,7 +133,7 @@ def _sizes(path: Path) -> Iterator[int]:
 
 IDENTITY_SCHEMA = "dipaco.identity/1"
 RUNNING_HINT = "stop the volunteer first: `dipaco-peer stop`"
-ONCE_HINT = "an identity must not be in two places at once: end the volunteer here before you start it elsewhere"
+ONCE_HINT = "use an identity in one place only: stop the volunteer here before you start it elsewhere"
 
 
 def peer_of(home: Path) -> PeerId:
@@ -138,7 +141,7 @@ def peer_of(home: Path) -> PeerId:
     path = home / identity.KEY_NAME
     if not path.exists():
         raise ConfigError(
-            f"no identity in `{home}`", hint="it is made at the first join; or name its folder with --home"
+            f"no identity in `{home}`", hint="the first `dipaco-peer join` makes one; or name its folder with --home"
         )
     return identity.load_or_create(path).peer
 
@@ -206,7 +209,7 @@ def _write(target: Path, data: bytes, *, is_forced: bool) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except FileExistsError:
-        raise ConfigError(f"`{target}` is there already", hint="choose another, or replace it with --force") from None
+        raise ConfigError(f"`{target}` already exists", hint="choose another, or replace it with --force") from None
     except OSError as error:
         message = f"cannot write the key file {target}: {error.strerror}"
         raise EnvironmentUnfit(message, hint="choose a folder that you may write to") from None

@@ -189,11 +189,15 @@ def judge_clock(seeds: Sequence[SeedFacts], *, is_synchronised: bool | None) -> 
             f"{abs(off):,.0f} s {'ahead of' if off > 0 else 'behind'} every seed ({CLOCK_SKEW_MAX_S:g} s are allowed)"
         )
         if is_synchronised:
-            return failure("clock", f"{words}, though NTP is in step here", "tell the coordinator: its clock is wrong")
+            return failure(
+                "clock", f"{words}, though NTP synchronises this one", "tell the coordinator: its clock is wrong"
+            )
         return failure("clock", words, CLOCK_REMEDY)
     if is_synchronised is False:
-        return warning("clock", "NTP is not in step, and no seed to compare with", CLOCK_REMEDY)
-    return fine("clock", "NTP is in step" if is_synchronised else "no seed to compare with, and nobody says of NTP")
+        return warning("clock", "not synchronised by NTP, and no seed to compare with", CLOCK_REMEDY)
+    return fine(
+        "clock", "synchronised by NTP" if is_synchronised else "no seed to compare with; NTP's state is unknown"
+    )
 
 
 def judge_seeds(seeds: Sequence[SeedFacts]) -> list[Finding]:
@@ -212,13 +216,15 @@ def _judge_seed(seed: SeedFacts) -> Finding:
         return failure(check, " ".join(str(seed.problem).split()), remedy, code=code)
     if seed.ahead_s is not None and abs(seed.ahead_s) > CLOCK_SKEW_MAX_S:
         words = f"its clock is {abs(seed.ahead_s):,.0f} s {'ahead of' if seed.ahead_s > 0 else 'behind'} this one"
-        return failure(check, words, "see `clock` for whose is wrong; nobody joins through it")
+        return failure(
+            check, words, "`clock` says whose is wrong; until it is right, nobody can join through this seed"
+        )
     parts = [seed.run.name] if seed.run is not None else []
     parts += [f"{seed.latency_s * 1000:,.0f} ms"] if seed.latency_s is not None else []
     parts += [f"clock {seed.ahead_s:+.1f} s"] if seed.ahead_s is not None else []
     words = ", ".join(parts) or "answers"
     if seed.latency_s is not None and seed.latency_s > SLOW_LATENCY_S:
-        return warning(check, words, "its answers are slow: see whether the line is busy with something else")
+        return warning(check, words, "it answers slowly: is the line busy with something else?")
     return fine(check, words)
 
 
@@ -228,7 +234,7 @@ def judge_admission(run: Run, home: Path) -> Finding:
     try:
         peer = peer_of(home)
     except DipacoError:  # none yet: it is made at the first join; or a bad one, which `identity` tells of
-        remedy = "make its identity with `dipaco-peer join`, which names it, and send the id to the coordinator"
+        remedy = "`dipaco-peer join` makes an identity and prints its id: send that to the coordinator"
         return fine("admission", words) if policy == OPEN else warning("admission", words, remedy)
     try:
         check_admitted(run, peer, kept(home, run.origin), Decreed())
@@ -240,7 +246,7 @@ def judge_admission(run: Run, home: Path) -> Finding:
 def judge_reach(reach: Reach, *, port: int | None) -> Finding:
     """Whether peers can dial this machine; `port` is None for one that does not listen."""
     if port is None:
-        return fine("reach", "does not listen: trains, leads no module")
+        return fine("reach", "does not listen: it trains, but leads no module")
     if reach is Reach.YES:
         return fine("reach", "can be reached from outside, and may lead modules")
     remedy = "open a TCP port of your router and name it with --listen; docs/routers.md says how"

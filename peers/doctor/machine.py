@@ -188,27 +188,27 @@ def judge_gpu(facts: GpuFacts, *, is_wanted: bool = False) -> Finding:
         return fine("gpu", f"{', '.join(facts.devices)}; driver {facts.driver}, CUDA {facts.torch_cuda}")
     if facts.driver is None:
         if is_wanted:
-            return failure("gpu", "no NVIDIA driver is here", "install the driver, or take --device cpu")
-        return fine("gpu", "no NVIDIA GPU: training goes on the CPU")
+            return failure("gpu", "no NVIDIA driver is installed", "install it, or use --device cpu")
+        return fine("gpu", "no NVIDIA GPU: training uses the CPU")
     if facts.torch_cuda is None:
-        found = f"there is a GPU (driver {facts.driver}), and torch is a build for CPUs"
+        found = f"there is a GPU (driver {facts.driver}), but torch is built for CPUs"
         return worse("gpu", found, "install the CUDA build of the pinned torch: constraints.txt says how")
     found = f"torch for CUDA {facts.torch_cuda} cannot use the GPU with driver {facts.driver}"
-    return worse("gpu", found, "renew the driver, or install torch for an older CUDA")
+    return worse("gpu", found, "update the driver, or install torch for an older CUDA")
 
 
 def judge_memory(machine: Machine, needs: Needs | None) -> Finding:
     free = machine.memory_bytes
     if free is None:
-        return fine("memory", "nobody here says how much is free")
+        return fine("memory", "the system does not say how much is free")
     if needs is None:
         if free < MEMORY_WELL:
-            return warning("memory", f"{in_bytes(free)} free", "end other programs before joining")
+            return warning("memory", f"{in_bytes(free)} free", "close other programs before joining")
         return fine("memory", f"{in_bytes(free)} free")
     least = needs.least_memory(is_cpu=machine.is_cpu)
     words = f"at least {in_bytes(least)} needed on {machine.device}, {in_bytes(free)} free"
     if least > free:
-        return failure("memory", words, "end other programs, or join a run of smaller paths")
+        return failure("memory", words, "close other programs, or join a run with smaller paths")
     return fine("memory", words)
 
 
@@ -223,20 +223,22 @@ def judge_disk(home: HomeFacts, needs: Needs | None) -> Finding:
         return fine("disk", words) if home.free_bytes >= wanted else warning("disk", words, "free some space")
     words = f"up to {in_bytes(wanted)} needed, {words}"
     return (
-        failure("disk", words, "free some space, or move --home") if wanted > home.free_bytes else fine("disk", words)
+        failure("disk", words, "free some space, or choose another --home")
+        if wanted > home.free_bytes
+        else fine("disk", words)
     )
 
 
 def judge_identity(home: HomeFacts) -> Finding:
     key = home.path / KEY_NAME
     if home.key_mode is None:
-        return fine("identity", "none yet: the first join makes one")
+        return fine("identity", "none yet: the first join creates one")
     if home.key_mode & 0o077:
         return failure("identity", f"{key} is open to others (mode {home.key_mode:03o})", f"chmod 600 {key}")
     if home.key_problem is not None:
-        remedy = "restore it, or move it away: then a new one is made"
+        remedy = "restore it, or move it away: the next join then creates a new one"
         return failure("identity", home.key_problem, remedy, code=DAMAGED)
-    return fine("identity", f"{key}, for its owner only")
+    return fine("identity", f"{key}, which only its owner can read")
 
 
 def judge_files(hard: int) -> Finding:

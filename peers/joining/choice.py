@@ -27,7 +27,7 @@ FILE_NAME = "last_run.json"
 LOST = (SwarmError, WrongRun)
 """How a run ends that cannot be reached any more, or whose address is now another run's."""
 ANOTHER = "for another run give its ticket: `dipaco-peer join TICKET`"
-NONE_HINT = "give the coordinator's ticket: `dipaco-peer join dipaco1...`; a run that was joined is remembered"
+NONE_HINT = "ask the coordinator for a ticket: `dipaco-peer join dipaco1...`; later starts remember the run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Choice:
     @property
     def line(self) -> str:
         """What to say first to a user who gave no ticket; empty for one who did."""
-        return f"taking {self.name}, {self.source}" if self.source else ""
+        return f"using {self.name}, {self.source}" if self.source else ""
 
     @property
     def closing(self) -> str:

@@ -32,8 +32,8 @@ from .arrival import KnownPeers, arrive
 from .choice import Choice, remember
 from .preview import take_preview
 
-DAMAGED_HINT = "its holders' data is damaged or forged, not yours: tell whoever runs the coordinator, then join again"
-LOCKED_HINT = "one identity cannot be in two places: give this volunteer another --home, or end the other one"
+DAMAGED_HINT = "another peer's data is damaged or forged, not yours: tell the coordinator, then join again"
+LOCKED_HINT = "one folder serves one volunteer: choose another --home, or stop the other volunteer"
 
 
 async def join(
@@ -99,7 +99,7 @@ async def _join(
         invitations = invitations_for(preview.run, swarm.peer, config.home, code)
         check_admitted(preview.run, swarm.peer, invitations, preview.decreed)
         if is_dry:
-            print("nothing was claimed or sent: without --dry-run it starts", flush=True)
+            print("nothing was claimed or sent; to start, leave out --dry-run", flush=True)
             return
         if invitations:
             keep(config.home, preview.run.origin, invitations)

@@ -12,7 +12,7 @@ from dipaco_p2p.node.run import Run, open_run
 from .arrival import KnownPeers
 from .choice import Choice
 
-HINT = "join it once, or pass on the ticket that you were given"
+HINT = "join the run once, or pass on the ticket that you were given"
 
 
 def ticket_of(choice: Choice, home: Path) -> str:

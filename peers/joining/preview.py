@@ -173,7 +173,7 @@ def this_machine(device: str, config: PeerConfig) -> Machine:
 def reach_words(reach: Reach, *, is_listening: bool) -> str:
     """Whether others can dial this machine, for people."""
     if not is_listening or reach is Reach.NO:
-        return "nobody dials it: trains, leads no module"
+        return "nobody can dial it: it trains, but leads no module"
     if reach is Reach.RELAYED:
         return "dialled through a relay"
     return "can be reached from outside" if reach is Reach.YES else "whether it can be reached is not known"

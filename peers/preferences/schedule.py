@@ -52,7 +52,7 @@ class Span:
             return cls(first=first, last=last)
         from_min, to_min = _minutes(found["from"], text), _minutes(found["to"], text)
         if from_min in (to_min, DAY_MIN):
-            raise ConfigError(f"`{text}` begins when it ends", hint=f"for whole days leave the time away; {HINT}")
+            raise ConfigError(f"`{text}` begins when it ends", hint=f"for whole days, leave out the time; {HINT}")
         return cls(first=first, last=last, from_min=from_min, to_min=to_min)
 
     def covers(self, day: int) -> bool:

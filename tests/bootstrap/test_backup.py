@@ -117,7 +117,7 @@ def test_a_line_that_is_half_written_is_left_out(made: Home, tmp_path: Path) -> 
 
 def test_nothing_is_ever_replaced(made: Home, saved: Path, tmp_path: Path) -> None:
     before = saved.read_bytes()
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         back_up(made.folder, saved, now_s=NOW_S)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")

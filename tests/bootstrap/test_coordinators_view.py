@@ -209,7 +209,7 @@ def test_status_off_a_terminal_is_plain_lines(running: Path, seen: Seen) -> None
         f"run: {seen.run.name}, grid",
         "round: 1 of 2, for 1 min 01 s",
         "perplexity: 90.0 after round 1",
-        "volunteers: 1 alive, 1 train",
+        "volunteers: 1 alive, 1 training",
         "paths: 1 of 4 have a volunteer",
         "modules: 1 of 5 have a leader",
         "speed: 1,235 tokens/s",

@@ -94,7 +94,7 @@ def test_a_typo_is_named_and_no_other_word_is_a_code(run: Run) -> None:
     other = ALPHABET[ALPHABET.index(word[place]) ^ 1]
     with pytest.raises(ConfigError, match=f"character {place + 1} is `{other}`, and should most likely be"):
         read_code(word[:place] + other + word[place + 1 :])
-    for text, words in ((word[:-3], "typo"), ("dipaco1qqqqqq", "begins with invite1"), ("", "is no invitation")):
+    for text, words in ((word[:-3], "typo"), ("dipaco1qqqqqq", "begins with invite1"), ("", "is not an invitation")):
         with pytest.raises(ConfigError, match=words):
             read_code(text)
 

@@ -210,5 +210,5 @@ def test_without_a_token_nothing_is_written_or_asked(
 @pytest.mark.parametrize("name", ["model", "a/b/c", "org/", "org/..", "org/a model"])
 def test_a_wrong_name_is_refused_before_any_work(hub: FakeHub, served: Served, name: str) -> None:
     code, _, errors = export(served, name=name)
-    assert code == 2 and errors.startswith(f"error: `--push {name}` is no name of a model on the hub")
+    assert code == 2 and errors.startswith(f"error: `--push {name}` is not the name of a model on the hub")
     assert hub.asked == [] and not (served.root.parent / "out").exists()

@@ -60,7 +60,7 @@ def test_init_writes_what_start_takes_and_replaces_nothing(programs: Programs, t
     written = programs.run("dipaco-bootstrap", "init", run_file, "--name", "mine")
     assert written.wait() == 0 and f"dipaco-bootstrap start {run_file}" in written.said
     before = run_file.read_bytes()
-    refused(programs.run("dipaco-bootstrap", "init", run_file), 2, "is there already")
+    refused(programs.run("dipaco-bootstrap", "init", run_file), 2, "already exists")
     assert run_file.read_bytes() == before
     # That it starts, without the minutes that its defaults take: it is read, and its port is tried.
     with socket.create_server(("127.0.0.1", 31337)):

@@ -106,10 +106,10 @@ def test_a_run_that_was_joined_is_joined_again_without_its_ticket(programs: Prog
     assert json.loads((home / "last_run.json").read_bytes()) == {"ticket": plate["address"], "run": run}
     again = programs.start("dipaco-peer", "join", "--home", home, home=home)
     again.wait_event("joined", count=2)
-    assert f"taking run:{run[:8]}, as remembered in {home / 'last_run.json'}" in again.complaint
+    assert f"using run:{run[:8]}, as remembered in {home / 'last_run.json'}" in again.complaint
     for command in (("me",), ("doctor", "--no-listen")):
         asked = programs.run("dipaco-peer", *command, "--home", home)
-        assert asked.wait() == 0 and f"taking run:{run[:8]}" in asked.complaint, asked.said + asked.complaint
+        assert asked.wait() == 0 and f"using run:{run[:8]}" in asked.complaint, asked.said + asked.complaint
     assert again.end() == 0, again.complaint
     machine = programs.run("dipaco-peer", "doctor", "--machine", "--no-listen", "--home", home)
     assert machine.wait() == 0 and "taking" not in machine.complaint and "seed /" not in machine.said, machine.said

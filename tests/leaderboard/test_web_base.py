@@ -62,5 +62,5 @@ def test_a_path_is_a_base(base: str) -> None:
     "base", ["board", "/", "/board/", "//x", "/a b", "/<script>", "/../x", "/" + "x" * 200, "http://x"]
 )
 def test_anything_else_is_none(base: str) -> None:
-    with pytest.raises(ConfigError, match="no path for a site"):
+    with pytest.raises(ConfigError, match="not a path for a site"):
         check_base(base)

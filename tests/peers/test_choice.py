@@ -34,10 +34,10 @@ def test_what_is_given_goes_before_the_environment_and_that_before_what_is_remem
     set_here = {VARIABLE: f" {SECOND}\n"}
     assert choose(FIRST, tmp_path, environment=set_here) == Choice(text=FIRST)
     from_there = choose(None, tmp_path, environment=set_here)
-    assert (from_there.text, from_there.line) == (SECOND, f"taking run:cdcdcdcd `second`, as {VARIABLE} says")
+    assert (from_there.text, from_there.line) == (SECOND, f"using run:cdcdcdcd `second`, as {VARIABLE} says")
     remembered = choose(None, tmp_path, environment={VARIABLE: ""})
     assert remembered.entry().run == "ef" * 32
-    assert remembered.line == f"taking run:efefefef `third`, as remembered in {tmp_path / FILE_NAME}"
+    assert remembered.line == f"using run:efefefef `third`, as remembered in {tmp_path / FILE_NAME}"
     assert choose(FIRST, tmp_path, environment={}).line == "", "whoever named the run need not be told"
 
 
@@ -118,7 +118,10 @@ def test_without_any_run_there_is_one_line_that_says_what_to_do(tmp_path: Path, 
 def test_a_bad_variable_is_named_and_nothing_begins(tmp_path: Path, words: tuple[str, ...]) -> None:
     done = typed(tmp_path, *words, DIPACO_TICKET="hello")
     assert done.exit_code == ConfigError.exit_code
-    assert f"`hello`, as {VARIABLE} says: `hello` is no ticket" in done.stderr and ANOTHER in done.stderr
+    assert (
+        f"`hello`, as {VARIABLE} says: `hello` is neither a ticket nor a peer's address" in done.stderr
+        and ANOTHER in done.stderr
+    )
     assert not (tmp_path / LOCK_NAME).exists()
 
 
@@ -128,6 +131,6 @@ def test_the_remembered_run_is_told_on_the_error_stream_and_another_one_refused(
     assert refused.exit_code == WrongRun.exit_code and "`first`" in refused.stderr
     shown = typed(tmp_path, "service", "show")
     assert shown.exit_code == 0 and f" join {FIRST} --home {tmp_path} --run {'ab' * 32}" in shown.stdout
-    assert shown.stderr == f"taking run:abababab `first`, as remembered in {tmp_path / FILE_NAME}\n"
+    assert shown.stderr == f"using run:abababab `first`, as remembered in {tmp_path / FILE_NAME}\n"
     nobody = typed(tmp_path, "me")
     assert nobody.exit_code == ConfigError.exit_code and "no identity in" in nobody.stderr

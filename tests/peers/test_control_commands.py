@@ -266,7 +266,7 @@ def test_pause_resume_and_finish_reach_the_runner(running: Running) -> None:
 def test_stop_waits_until_the_process_has_ended(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
     monkeypatch.setattr("peers.control.commands.wait_end", waited.append)
-    assert run("stop", "--home", running.home).splitlines()[-1] == "it has ended"
+    assert run("stop", "--home", running.home).splitlines()[-1] == "the volunteer has ended"
     assert running.runner.is_stopping and not running.runner.is_finishing and len(waited) == 1
 
 
@@ -322,7 +322,7 @@ def test_identity_paths_logs_and_bugreport_end_as_documented(tmp_path: Path) -> 
     assert str(tmp_path / "identity.key") in run("paths", "--home", tmp_path)
     assert json.loads(run("paths", "--json", "--home", tmp_path))["schema"] == "dipaco.paths/1"
     assert "peer.log" in run("bugreport", "--home", tmp_path, "--to", tmp_path / "report.tar.gz")
-    assert "is there already" in run("bugreport", "--home", tmp_path, "--to", tmp_path / "report.tar.gz", code=2)
+    assert "already exists" in run("bugreport", "--home", tmp_path, "--to", tmp_path / "report.tar.gz", code=2)
 
 
 def test_logs_shows_the_last_lines(tmp_path: Path) -> None:

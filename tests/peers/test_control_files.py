@@ -62,12 +62,12 @@ def test_an_identity_goes_to_another_home_and_is_the_same_there(home: Path, tmp_
 def test_nothing_is_replaced_unless_that_is_asked_for_and_then_the_old_key_is_kept(home: Path, tmp_path: Path) -> None:
     copy, other = tmp_path / "my.key", tmp_path / "other"
     copy.write_text("my diary")
-    with pytest.raises(ConfigError, match="is there already") as refused:
+    with pytest.raises(ConfigError, match="already exists") as refused:
         at_home.export_to(home, copy, is_forced=False)
     assert copy.read_text() == "my diary" and "--force" in refused.value.hint
     at_home.export_to(home, copy, is_forced=True)
     before = identity.write(other / "identity.key", bytes([7]) * 32).peer
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         at_home.import_from(copy, other, is_forced=False)
     assert at_home.peer_of(other) == before
     peer = at_home.import_from(copy, other, is_forced=True)
@@ -293,7 +293,7 @@ def test_a_report_says_what_it_is_made_of_and_replaces_nothing(home: Path, tmp_p
     assert "no volunteer runs" in json.loads(texts["status.json"])["unknown"]
     assert texts["peer.log"].splitlines()[-1] == "line 19999" and len(texts["peer.log"].splitlines()) == 500
     (tmp_path / "taken").touch()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         write_report(home, tmp_path / "taken")
 
 

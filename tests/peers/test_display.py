@@ -43,7 +43,7 @@ LASTING = [
     ("round", ROUND | {"captured": 0.99}, "round 3 of P0-1 done: loss 2.500, 4.0 s\n"),
     ("receipt", RECEIPT, "receipt for L0.M0 from version 7: abcdef01"),
     ("refused", {"module": "L0.M0", "reason": "norm", "detail": "too long"}, "refused: L0.M0: norm: too long"),
-    ("stalled", {"path": "P0-1", "silent_s": 60.0}, "no progress for 60 s: P0-1 is given up until training gets on"),
+    ("stalled", {"path": "P0-1", "silent_s": 60.0}, "no progress for 60 s: P0-1 is given up until training resumes"),
     ("engine", {"detail": "float32, not compiled: as was asked for"}, "training in float32, not compiled"),
     ("claimed", {"path": "P1-0", "before": ""}, "claimed P1-0"),
     ("claimed", {"path": "P1-0", "before": "P0-1"}, "moved from P0-1 to P1-0"),

@@ -105,10 +105,10 @@ def test_a_package_outside_its_pin_is_named_with_the_command(name: str, version:
 @pytest.mark.parametrize(
     ("facts", "level", "word"),
     [
-        (GpuFacts(driver=None, torch_cuda=None), Level.OK, "on the CPU"),
+        (GpuFacts(driver=None, torch_cuda=None), Level.OK, "uses the CPU"),
         (GpuFacts(driver="550.1", torch_cuda="12.4", devices=("H200",)), Level.OK, "H200"),
         (GpuFacts(driver="550.1", torch_cuda=None), Level.WARN, "CUDA build"),
-        (GpuFacts(driver="470.1", torch_cuda="13.0"), Level.WARN, "renew the driver"),
+        (GpuFacts(driver="470.1", torch_cuda="13.0"), Level.WARN, "update the driver"),
         (
             GpuFacts(driver="1", torch_cuda="13.0", devices=("GT 710",), unsupported=("GT 710 (sm_35)",)),
             Level.WARN,
@@ -204,9 +204,9 @@ def test_leftovers_are_counted_and_their_remedy_is_fix() -> None:
         ([600.0], None, Level.FAIL, "600 s behind"),
         ([-600.0, -601.0], False, Level.FAIL, "600 s ahead of"),
         ([600.0], True, Level.FAIL, "its clock is wrong"),
-        ([], True, Level.OK, "in step"),
+        ([], True, Level.OK, "synchronised by NTP"),
         ([], False, Level.WARN, "set-ntp"),
-        ([], None, Level.OK, "nobody says"),
+        ([], None, Level.OK, "unknown"),
     ],
 )
 def test_the_clock_is_held_against_the_seeds(ahead: list[float], ntp: bool | None, level: Level, word: str) -> None:

@@ -54,7 +54,7 @@ def test_what_cannot_be_served_is_one_line_and_an_exit_code(
 
 
 def test_what_is_neither_a_folder_nor_a_ticket_is_said_before_heavy_imports(tmp_path: Path) -> None:
-    for source, words in ((str(tmp_path / "gone"), "is no ticket"), ("dipaco1nonsense", "ticket")):
+    for source, words in ((str(tmp_path / "gone"), "is neither a ticket"), ("dipaco1nonsense", "ticket")):
         result, heavy = probe("peers.cli", "serve", source, "--home", str(tmp_path))
         assert (result.returncode, heavy) == (2, []) and words in result.stderr
     result = CliRunner().invoke(cli.app, ["serve", str(tmp_path), "--port", "0"])

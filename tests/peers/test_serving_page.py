@@ -48,7 +48,7 @@ def test_it_fits_talks_and_shows_which_path_speaks_and_why(
         page = watched.page
         page.goto(address)
         expect(page.locator("#model option")).to_have_text(["auto", *map(str, served.run.topology.paths())])
-        page.get_by_role("spinbutton", name="Tokens").fill("8")
+        page.get_by_role("spinbutton", name="Most tokens").fill("8")
         say(page, MARKUP)
         expect(page.locator(".user .said")).to_have_text(MARKUP)
         assert page.locator(".said *").count() == 0  # text, not markup
@@ -67,7 +67,7 @@ def test_a_path_can_be_taken_a_text_routed_again_and_a_long_talk_goes_on(browser
     with looking(browser, address) as watched:
         page = watched.page
         page.goto(address)
-        page.get_by_role("spinbutton", name="Tokens").fill("30")
+        page.get_by_role("spinbutton", name="Most tokens").fill("30")
         page.get_by_label("Path").select_option("P0-1-1")
         say(page, "a")
         expect(page.locator(".why .path")).to_have_text("P0-1-1")
@@ -76,10 +76,10 @@ def test_a_path_can_be_taken_a_text_routed_again_and_a_long_talk_goes_on(browser
         assert page.locator(".turn").count() == 0
         page.get_by_label("Path").select_option("auto")
         page.get_by_label("Route again every").select_option("16")
-        page.get_by_label("go on with the text").check()
+        page.get_by_label("continue the text").check()
         say(page, "the path of the prompt")
         assert page.locator(".why .path").all_inner_texts()[1].endswith(", from token 16 on")
-        page.get_by_label("go on with the text").uncheck()
+        page.get_by_label("continue the text").uncheck()
         for _ in range(4):  # more than a context together
             say(page, "b" * (CONTEXT // 3))
         expect(page.locator("#problem")).to_be_hidden()
@@ -103,7 +103,7 @@ def test_a_text_can_be_stopped(browser: Browser, address: str) -> None:
     with looking(browser, address) as watched:
         page = watched.page
         page.goto(address)
-        page.get_by_role("spinbutton", name="Tokens").fill("4096")
+        page.get_by_role("spinbutton", name="Most tokens").fill("4096")
         page.get_by_label("Temperature").fill("0")
         page.get_by_label("Your text").fill("the path")
         page.get_by_label("Your text").press("Enter")

@@ -202,5 +202,5 @@ def within_memory() -> Iterator[None]:
             raise
         raise EnvironmentUnfit(
             f"a training step does not fit into the memory of this device: {str(error).partition('. ')[0]}",
-            hint="leave --micro-batch and --no-checkpoint away, end other programs on the device, or try --device cpu",
+            hint="leave out --micro-batch and --no-checkpoint, close other programs on the device, or try --device cpu",
         ) from None

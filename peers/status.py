@@ -158,9 +158,14 @@ class Pauses:
         self._changed.clear()
 
 
+SAID = {"user": "your `pause`"}
+"""Reasons whose name in a report is too short for people."""
+
+
 def in_words(reasons: Mapping[str, float | None]) -> str:
-    """`battery, user until Tue 14:05`."""
+    """``battery, your `pause` until Tue 14:05``."""
     return ", ".join(
-        reason if until_s is None else f"{reason} until {time.strftime('%a %H:%M', time.localtime(until_s))}"
+        SAID.get(reason, reason)
+        + ("" if until_s is None else time.strftime(" until %a %H:%M", time.localtime(until_s)))
         for reason, until_s in sorted(reasons.items())
     )

@@ -86,7 +86,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
         ("disk", f"{size(report['disk_used_bytes'])} used, {size(report['disk_free_bytes'])} free"),
         (
             "program",
-            f"version {report['version']}, process {report['pid']}, running for {duration(report['running_s'])}",
+            f"version {report['version']}, process {report['pid']}, up {duration(report['running_s'])}",
         ),
         ("folder", report["folder"]),
     ]

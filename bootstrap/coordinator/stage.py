@@ -74,7 +74,8 @@ class There(NamedTuple):
     paths: int
 
     def __str__(self) -> str:
-        return f"{self.volunteers} volunteers alive, {self.covered} of {self.paths} paths covered"
+        words = "1 volunteer" if self.volunteers == 1 else f"{self.volunteers} volunteers"
+        return f"{words} alive, {self.covered} of {self.paths} paths covered"
 
 
 class SeedStage:

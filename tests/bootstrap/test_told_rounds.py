@@ -12,6 +12,8 @@ import pytest
 from stages_harness import Home, run_file
 from virtual_time import eventually, play
 
+from bootstrap.coordinator.stage import There
+
 WARM_UP = [
     "before warm-up round 1",
     *(f"warm-up round {n} of 2, 2 volunteers alive, 1 of 1 paths covered" for n in (1, 2)),
@@ -58,3 +60,8 @@ def volunteers(home: Home) -> set[Any]:
     """Whom the coordinator sees."""
     seen = home.seed.stage() if home.seed is not None else None
     return set() if seen is None else seen.watch.volunteers()
+
+
+def test_one_volunteer_is_counted_in_the_singular() -> None:
+    said = [str(There(volunteers=count, covered=1, paths=4)) for count in (0, 1, 2)]
+    assert [each.partition(" alive")[0] for each in said] == ["0 volunteers", "1 volunteer", "2 volunteers"]

@@ -251,9 +251,9 @@ def test_the_state_in_one_word(changes: dict[str, Any], expected: str) -> None:
 
 
 def test_pause_resume_and_finish_reach_the_runner(running: Running) -> None:
-    assert "pausing: user;" in run("pause", "--home", running.home)
+    assert "pausing: your `pause`;" in run("pause", "--home", running.home)
     assert running.runner.pauses == {"user": None}
-    assert "user until" in run("pause", "--for", "2h", "--home", running.home)
+    assert "your `pause` until" in run("pause", "--for", "2h", "--home", running.home)
     assert running.runner.pauses == {"user": 1_000_000.0 + 7200}
     running.runner.pauses["battery"] = None
     assert "battery" in run("resume", "--home", running.home) and running.runner.pauses == {"battery": None}

@@ -45,63 +45,51 @@ def test_any_advance_wakes_all_that_are_due(durations_s: list[float], advances_s
     assert woken == sorted(enumerate(durations_s), key=lambda item: (item[1], item[0]))
 
 
-def test_nobody_wakes_early() -> None:
-    async def story() -> list[bool]:
-        clock, seen = ManualClock(START_S), []
-        task = asyncio.create_task(clock.sleep(10.0))
-        for duration_s in (9.999, 0.0, 0.001):
-            await clock.advance(duration_s)
-            seen.append(task.done())
-        return seen
-
-    assert asyncio.run(story()) == [False, False, True]
+async def test_nobody_wakes_early() -> None:
+    clock, seen = ManualClock(START_S), []
+    task = asyncio.create_task(clock.sleep(10.0))
+    for duration_s in (9.999, 0.0, 0.001):
+        await clock.advance(duration_s)
+        seen.append(task.done())
+    assert seen == [False, False, True]
 
 
-def test_what_becomes_due_on_the_way_runs_at_its_own_time() -> None:
-    async def story() -> list[float]:
-        clock, ticks = ManualClock(START_S), []
+async def test_what_becomes_due_on_the_way_runs_at_its_own_time() -> None:
+    clock, ticks = ManualClock(START_S), list[float]()
 
-        async def ticker() -> None:
-            for _ in range(4):
-                await clock.sleep(25.0)
-                ticks.append(clock.now_s() - START_S)
+    async def ticker() -> None:
+        for _ in range(4):
+            await clock.sleep(25.0)
+            ticks.append(clock.now_s() - START_S)
 
-        task = asyncio.create_task(ticker())
-        await clock.advance(90.0)
-        assert clock.now_s() == START_S + 90.0
-        await clock.advance(10.0)
-        await task
-        return ticks
-
-    assert asyncio.run(story()) == [25.0, 50.0, 75.0, 100.0]
+    task = asyncio.create_task(ticker())
+    await clock.advance(90.0)
+    assert clock.now_s() == START_S + 90.0
+    await clock.advance(10.0)
+    await task
+    assert ticks == [25.0, 50.0, 75.0, 100.0]
 
 
 @pytest.mark.parametrize("duration_s", [0.0, -5.0])
-def test_a_sleep_of_nothing_ends_without_time_passing(duration_s: float) -> None:
-    async def story() -> float:
-        clock = ManualClock(START_S)
-        task = asyncio.create_task(clock.sleep(duration_s))
-        await clock.advance(0.0)
-        await task
-        return clock.now_s()
-
-    assert asyncio.run(story()) == START_S
+async def test_a_sleep_of_nothing_ends_without_time_passing(duration_s: float) -> None:
+    clock = ManualClock(START_S)
+    task = asyncio.create_task(clock.sleep(duration_s))
+    await clock.advance(0.0)
+    await task
+    assert clock.now_s() == START_S
 
 
-def test_a_cancelled_sleeper_is_forgotten() -> None:
-    async def story() -> tuple[int, float]:
-        clock = ManualClock(START_S)
-        tasks = [asyncio.create_task(clock.sleep(10.0)) for _ in range(3)]
-        await settle()
-        tasks[1].cancel()
-        await settle()
-        left = len(clock._sleepers)
-        await clock.advance(10.0)
-        assert [task.cancelled() for task in tasks] == [False, True, False]
-        assert all(task.done() for task in tasks) and not clock._sleepers
-        return left, clock.now_s()
-
-    assert asyncio.run(story()) == (2, START_S + 10.0)
+async def test_a_cancelled_sleeper_is_forgotten() -> None:
+    clock = ManualClock(START_S)
+    tasks = [asyncio.create_task(clock.sleep(10.0)) for _ in range(3)]
+    await settle()
+    tasks[1].cancel()
+    await settle()
+    assert len(clock._sleepers) == 2
+    await clock.advance(10.0)
+    assert [task.cancelled() for task in tasks] == [False, True, False]
+    assert all(task.done() for task in tasks) and not clock._sleepers
+    assert clock.now_s() == START_S + 10.0
 
 
 def test_time_stands_still_between_advances() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +22,13 @@ from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.standing import Findings
 from simulation.training import toy_gains
 
-Play = Callable[[Callable[[AuditScene], Any]], None]
+Play = AbstractAsyncContextManager[AuditScene]
 
 
-def test_an_auditor_has_as_long_as_a_round_waits(audit_scene: Play) -> None:
+async def test_an_auditor_has_as_long_as_a_round_waits(audit_scene: Play) -> None:
     """It takes the same steps: with half of that time no audit of slow work ever ended in time, and nobody was off
     probation."""
-
-    async def act(on: AuditScene) -> None:
+    async with audit_scene as on:
         author = await on.author(60)
         await on.push(author, GOOD)
         await eventually(lambda: bool(on.auditors.asked))
@@ -39,13 +38,13 @@ def test_an_auditor_has_as_long_as_a_round_waits(audit_scene: Play) -> None:
         await on.version(1)
         assert on.findings(1) == Findings(repeated=(author.swarm.peer,)) and len(on.auditors.asked) == 1
 
-    audit_scene(act)
 
-
-def test_two_works_are_repeated_by_two_auditors_at_once(audit_scene: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_works_are_repeated_by_two_auditors_at_once(
+    audit_scene: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever repeats one says so to whoever asks for another, though it is the first choice for both."""
-
-    async def act(on: AuditScene) -> None:
+    monkeypatch.setattr(trials, "AGAIN", 0.0)
+    async with audit_scene as on:
         first, second = await on.author(60), await on.author(61)
         order = [leader.peer for leader in on.world.leaders if leader.peer != on.leader.peer]
         monkeypatch.setattr(Trials, "_candidates", lambda self, document, draw: order)
@@ -59,17 +58,13 @@ def test_two_works_are_repeated_by_two_auditors_at_once(audit_scene: Play, monke
         assert found is not None and set(found.repeated) == {first.swarm.peer, second.swarm.peer}
         assert {audit.by for audit in on.owner.head.audits} == set(order[:2])
 
-    monkeypatch.setattr(trials, "AGAIN", 0.0)
-    audit_scene(act)
 
-
-def test_a_leader_with_ever_more_works_keeps_no_auditor_from_others(
+async def test_a_leader_with_ever_more_works_keeps_no_auditor_from_others(
     audit_scene: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attack: the leader of one module asked for an audit of a work that it made up whenever the last one had ended.
     Others heard that the auditor was at work, each time, and nobody audited the work in their modules."""
-
-    async def act(on: AuditScene) -> None:
+    async with audit_scene as on:
         node = on.world.leaders[1].node
         judge = Judge(node, measure=toy_gains, repeat=on.auditors)
         leaders = dict(zip(on.run.topology.modules(), ("hostile", "honest", "also hostile"), strict=False))
@@ -99,13 +94,12 @@ def test_a_leader_with_ever_more_works_keeps_no_auditor_from_others(
         await asyncio.sleep(TURN_S)
         assert await asks("hostile"), "nobody else has come for a while"
 
-    audit_scene(act)
 
-
-def test_a_round_does_not_wait_for_whoever_repeats_a_work_once_more(
+async def test_a_round_does_not_wait_for_whoever_repeats_a_work_once_more(
     audit_scene: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def act(on: AuditScene) -> None:
+    monkeypatch.setattr(trials, "AGAIN", 1.0)
+    async with audit_scene as on:
         ended = asyncio.Event()
         repeat = Auditors.__call__
 
@@ -124,17 +118,15 @@ def test_a_round_does_not_wait_for_whoever_repeats_a_work_once_more(
         assert len({one.work for one in on.auditors.asked}) == 2 < len(on.auditors.asked)
         assert on.leader.node.clock.now_s() - began_s < on.run.config.rounds.deadline_s / 2
 
-    monkeypatch.setattr(trials, "AGAIN", 1.0)
-    audit_scene(act)
 
-
-def test_nobody_names_itself_an_auditor(audit_scene: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_names_itself_an_auditor(audit_scene: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attack: a judge that is only asked to measure says that it has repeated the work as well."""
 
     async def eager(self: Judge, contribution: Contribution, *, is_audit: bool = False) -> Sealed[Appraisal]:
         return seal(self._node.swarm.signer, replace((await measure(self, contribution)).document, repeated=SAME))
 
-    async def act(on: AuditScene) -> None:
+    measure = Judge.appraise
+    async with audit_scene as on:
         sealed, judge = await on.work(await on.author(60), GOOD), on.world.leaders[1].peer
         await on.push(await on.author(61), GOOD)
         monkeypatch.setattr(Judge, "appraise", eager)
@@ -142,14 +134,11 @@ def test_nobody_names_itself_an_auditor(audit_scene: Play, monkeypatch: pytest.M
         assert await ask(judge, sealed, until_s) is None
         assert await ask(judge, sealed, until_s, is_audit=True) is not None
 
-    measure = Judge.appraise
-    audit_scene(act)
 
-
-def test_an_auditor_that_did_not_look_is_found_when_another_one_does(audit_scene: Play, monkeypatch: Any) -> None:
+async def test_an_auditor_that_did_not_look_is_found_when_another_one_does(audit_scene: Play, monkeypatch: Any) -> None:
     """Attack: the first auditor says "the same" of everything. Now and then a second one repeats it, too."""
-
-    async def act(on: AuditScene) -> None:
+    monkeypatch.setattr(trials, "AGAIN", 1.0)
+    async with audit_scene as on:
         author = await on.forger()
         on.auditors.lazy_calls = 1
         forged = await on.push(author, GOOD)
@@ -161,6 +150,3 @@ def test_an_auditor_that_did_not_look_is_found_when_another_one_does(audit_scene
         judges = on.owner.trials._candidates((await on.work(author, GOOD)).document, "any draw")
         assert len(judges) == 2 and findings.contradicted[0] not in judges
         await on.verified()
-
-    monkeypatch.setattr(trials, "AGAIN", 1.0)
-    audit_scene(act)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any
 
 import pytest
 from audit_scene import OFF, AuditScene, accusation
@@ -32,7 +31,7 @@ from dipaco_p2p.topology import ModuleId
 OTHER_MODULE = ModuleId(2, 0)
 
 
-Play = Callable[[Callable[[AuditScene], Any]], None]
+Play = AbstractAsyncContextManager[AuditScene]
 
 
 async def trusted(on: AuditScene, *authors: Member) -> None:
@@ -46,8 +45,8 @@ async def trusted(on: AuditScene, *authors: Member) -> None:
     on.auditors.asked.clear()
 
 
-def test_a_round_waits_for_the_audit_of_a_newcomer(audit_scene: Play) -> None:
-    async def act(on: AuditScene) -> None:
+async def test_a_round_waits_for_the_audit_of_a_newcomer(audit_scene: Play) -> None:
+    async with audit_scene as on:
         author = await on.author(60)
         await on.push(author, GOOD)
         await eventually(lambda: bool(on.auditors.asked))
@@ -57,13 +56,12 @@ def test_a_round_waits_for_the_audit_of_a_newcomer(audit_scene: Play) -> None:
         await on.version(1)
         assert on.findings(1) == Findings(repeated=(author.swarm.peer,))
 
-    audit_scene(act)
 
-
-def test_versions_name_the_auditors_of_what_they_count_and_of_what_ended_since_each_once(
+async def test_versions_name_the_auditors_of_what_they_count_and_of_what_ended_since_each_once(
     audit_scene: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def act(on: AuditScene) -> None:
+    monkeypatch.setattr(trials, "AGAIN", 1.0)
+    async with audit_scene as on:
         author, ledger = await on.author(60), on.leader.chain.ledger
         await trusted(on, author)
         [share], audits = on.owner.head.shares, on.owner.head.audits
@@ -83,12 +81,9 @@ def test_versions_name_the_auditors_of_what_they_count_and_of_what_ended_since_e
         assert len({(one.work, one.by) for _, one in ledger.standings.audited.named}) == len(named)
         await on.verified()
 
-    monkeypatch.setattr(trials, "AGAIN", 1.0)
-    audit_scene(act)
 
-
-def test_work_of_a_newcomer_that_nobody_repeats_in_time_weighs_a_quarter(audit_scene: Play) -> None:
-    async def act(on: AuditScene) -> None:
+async def test_work_of_a_newcomer_that_nobody_repeats_in_time_weighs_a_quarter(audit_scene: Play) -> None:
+    async with audit_scene as on:
         known, new = await on.author(60), await on.author(61)
         await trusted(on, known)
         await on.push(known, GOOD)
@@ -101,15 +96,12 @@ def test_work_of_a_newcomer_that_nobody_repeats_in_time_weighs_a_quarter(audit_s
         assert other.tokens == share.tokens
         await on.verified()
 
-    audit_scene(act)
 
-
-def test_in_the_first_version_nobody_weighs_less_for_being_new(
+async def test_in_the_first_version_nobody_weighs_less_for_being_new(
     audit_scene: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is chance whose work others could audit by then."""
-
-    async def act(on: AuditScene) -> None:
+    async with audit_scene as on:
         author, other = await on.author(60), await on.author(61)
         on.auditors.may_end.set()
         monkeypatch.setattr(Trials, "_is_audited", lambda self, document, draw: document.author == author.swarm.peer)
@@ -122,11 +114,9 @@ def test_in_the_first_version_nobody_weighs_less_for_being_new(
         assert late.weight == pytest.approx(shards * share.weight)
         await on.verified()
 
-    audit_scene(act)
 
-
-def test_an_audit_of_a_trusted_author_is_told_of_later_and_a_forger_waits(audit_scene: Play) -> None:
-    async def act(on: AuditScene) -> None:
+async def test_an_audit_of_a_trusted_author_is_told_of_later_and_a_forger_waits(audit_scene: Play) -> None:
+    async with audit_scene as on:
         author, other = await on.author(60), await on.author(61)
         await trusted(on, author, other)
         on.auditors.found[author.swarm.peer] = OFF
@@ -153,13 +143,10 @@ def test_an_audit_of_a_trusted_author_is_told_of_later_and_a_forger_waits(audit_
         assert on.authors_of(4 + FORGERS_WAIT) == {author.swarm.peer}
         await on.verified()
 
-    audit_scene(act)
 
-
-def test_what_auditors_found_outlives_a_round_that_counts_nothing(audit_scene: Play) -> None:
+async def test_what_auditors_found_outlives_a_round_that_counts_nothing(audit_scene: Play) -> None:
     """The forger's own work was all there was, so no version could say what auditors found of it."""
-
-    async def act(on: AuditScene) -> None:
+    async with audit_scene as on:
         forger, other = await on.forger(), await on.author(61)
         forged = await on.push(forger, GOOD)
         await eventually(lambda: on.expired() == {forged: Reason.NOT_REPEATED})
@@ -171,8 +158,6 @@ def test_what_auditors_found_outlives_a_round_that_counts_nothing(audit_scene: P
         assert findings is not None and findings.forged == (forger.swarm.peer,)
         await on.verified()
 
-    audit_scene(act)
-
 
 async def next_leader(on: AuditScene, module: ModuleId = MODULE) -> tuple[TinyLeader, Leader]:
     """The one whose turn it is."""
@@ -182,8 +167,8 @@ async def next_leader(on: AuditScene, module: ModuleId = MODULE) -> tuple[TinyLe
     raise AssertionError("nobody may lead")
 
 
-def test_a_later_leader_knows_who_forged(audit_scene: Play) -> None:
-    async def act(on: AuditScene) -> None:
+async def test_a_later_leader_knows_who_forged(audit_scene: Play) -> None:
+    async with audit_scene as on:
         author, other = await on.author(60), await on.author(61)
         await trusted(on, author, other)
         on.auditors.found[author.swarm.peer] = OFF
@@ -202,13 +187,10 @@ def test_a_later_leader_knows_who_forged(audit_scene: Play) -> None:
             await on.push(author, GOOD)
         assert caught.value.reason == Reason.NOT_REPEATED
 
-    audit_scene(act)
 
-
-def test_what_a_leader_refused_stays_refused_under_the_next_one(audit_scene: Play) -> None:
+async def test_what_a_leader_refused_stays_refused_under_the_next_one(audit_scene: Play) -> None:
     """Attack: forged work was open with the mirrors, and a leader that had not heard its auditors took it in again."""
-
-    async def act(on: AuditScene) -> None:
+    async with audit_scene as on:
         forger, other = await on.forger(), await on.author(61)
         forged = await on.push(forger, GOOD)
         await eventually(lambda: on.expired() == {forged: Reason.NOT_REPEATED})
@@ -229,13 +211,10 @@ def test_what_a_leader_refused_stays_refused_under_the_next_one(audit_scene: Pla
         assert on.authors_of(1) == {other.swarm.peer}
         await on.verified()
 
-    audit_scene(act)
 
-
-def test_a_leader_that_comes_back_knows_what_auditors_said_before_it_died(audit_scene: Play) -> None:
+async def test_a_leader_that_comes_back_knows_what_auditors_said_before_it_died(audit_scene: Play) -> None:
     """Attack: a forger whose work counted hands in more, as soon as the leader that heard of it has started again."""
-
-    async def act(on: AuditScene) -> None:
+    async with audit_scene as on:
         author, other = await on.author(60), await on.author(61)
         await trusted(on, author, other)
         on.auditors.found[author.swarm.peer] = OFF
@@ -254,14 +233,11 @@ def test_a_leader_that_comes_back_knows_what_auditors_said_before_it_died(audit_
         assert findings is not None and findings.forged == (author.swarm.peer,)
         await on.verified()
 
-    audit_scene(act)
-
 
 @pytest.mark.parametrize("number", [51, 70])
-def test_friends_of_a_stranger_refuse_nobody_s_work_under_the_next_leader(audit_scene: Play, number: int) -> None:
+async def test_friends_of_a_stranger_refuse_nobody_s_work_under_the_next_leader(audit_scene: Play, number: int) -> None:
     """Attack: whoever is no leader brings what two keys say, and so does a leader whose friends have never worked."""
-
-    async def act(on: AuditScene) -> None:
+    async with audit_scene as on:
         honest, friends = await on.author(60), [signer(71), signer(72)]
         on.auditors.may_end.set()
         document = (await on.work(honest, GOOD)).document
@@ -278,11 +254,9 @@ def test_friends_of_a_stranger_refuse_nobody_s_work_under_the_next_leader(audit_
         await on.version(1)
         assert on.authors_of(1) == {honest.swarm.peer}
 
-    audit_scene(act)
 
-
-def test_who_withholds_a_state_is_on_probation_again(audit_scene: Play) -> None:
-    async def act(on: AuditScene) -> None:
+async def test_who_withholds_a_state_is_on_probation_again(audit_scene: Play) -> None:
+    async with audit_scene as on:
         author = await on.author(60)
         await trusted(on, author)
         on.auditors.found[author.swarm.peer] = NOTHING_GIVEN
@@ -296,13 +270,10 @@ def test_who_withholds_a_state_is_on_probation_again(audit_scene: Play) -> None:
         assert on.findings(3) == Findings(withheld=(author.swarm.peer,))
         assert on.leader.chain.ledger.standings.of(author.swarm.peer).is_on_probation(1)
 
-    audit_scene(act)
 
-
-def test_an_audit_that_comes_too_late_is_left(audit_scene: Play) -> None:
+async def test_an_audit_that_comes_too_late_is_left(audit_scene: Play) -> None:
     """Its author has the states no more: that nobody gives them would say nothing."""
-
-    async def act(on: AuditScene) -> None:
+    async with audit_scene as on:
         author = await on.author(60)
         await trusted(on, author)
         for number in (2, 3, 4, 5):
@@ -313,16 +284,14 @@ def test_an_audit_that_comes_too_late_is_left(audit_scene: Play) -> None:
         await on.version(6)
         assert [on.findings(number) for number in range(2, 7)] == [None] * 5
 
-    audit_scene(act)
-
 
 # -- who is asked
 
 
-def test_leaders_of_a_path_ask_the_same_judges_and_none_gives_its_part_before_it_has_taken_the_work(
+async def test_leaders_of_a_path_ask_the_same_judges_and_none_gives_its_part_before_it_has_taken_the_work(
     audit_scene: Play,
 ) -> None:
-    async def act(on: AuditScene) -> None:
+    async with audit_scene as on:
         author = await on.author(60)
         other, owner = await next_leader(on, OTHER_MODULE)
         await eventually(lambda: on.leader.node.watch.leader(OTHER_MODULE) == other.peer)
@@ -337,13 +306,11 @@ def test_leaders_of_a_path_ask_the_same_judges_and_none_gives_its_part_before_it
         assert both == await theirs._joint_draw(sealed.document) != alone
         assert alone in both.split(" ")
 
-    audit_scene(act)
 
-
-def test_a_part_of_the_draw_that_is_not_its_leaders_own_is_left_out(
+async def test_a_part_of_the_draw_that_is_not_its_leaders_own_is_left_out(
     audit_scene: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def act(on: AuditScene) -> None:
+    async with audit_scene as on:
         author = await on.author(60)
         other, _ = await next_leader(on, OTHER_MODULE)
         await eventually(lambda: on.leader.node.watch.leader(OTHER_MODULE) == other.peer)
@@ -352,13 +319,10 @@ def test_a_part_of_the_draw_that_is_not_its_leaders_own_is_left_out(
         draw = await on.owner.trials._joint_draw(sealed.document)
         assert draw == on.leader.swarm.signer.sign(DRAW, sealed.document.work.encode())
 
-    audit_scene(act)
 
-
-def test_who_waits_for_a_version_is_told_at_once_that_a_path_is_free_again(audit_scene: Play) -> None:
+async def test_who_waits_for_a_version_is_told_at_once_that_a_path_is_free_again(audit_scene: Play) -> None:
     """Attack: the path of a forger was free when its work was refused, and others looked a deadline later."""
-
-    async def act(on: AuditScene) -> None:
+    async with audit_scene as on:
         forger, other = await on.forger(), await on.author(61)
         waiting = asyncio.ensure_future(on.owner.versions_after(Known(version=0), wait_s=1000.0))
         await on.push(other, GOOD, path=OTHER_PATH)
@@ -371,14 +335,11 @@ def test_who_waits_for_a_version_is_told_at_once_that_a_path_is_free_again(audit
         await on.version(1)
         assert again in on.counted()
 
-    audit_scene(act)
 
-
-def test_what_auditors_caught_is_told_before_the_round_could_close(audit_scene: Play) -> None:
+async def test_what_auditors_caught_is_told_before_the_round_could_close(audit_scene: Play) -> None:
     """Attack, seed 2 of `benchmarks.attack flip`: a round waited for an idle claim, and meanwhile whoever took the
     forger's path over saw it in there, and trained it for the other modules alone."""
-
-    async def act(on: AuditScene) -> None:
+    async with audit_scene as on:
         forger = await on.forger()
         await on.push(forger, GOOD)
         entry = Entry(path=PATH, peer=forger.swarm.peer)
@@ -389,14 +350,11 @@ def test_what_auditors_caught_is_told_before_the_round_could_close(audit_scene: 
         await on.push(other, BAD)  # not a copy
         assert on.owner.open_round().entries == (Entry(path=PATH, peer=other.swarm.peer),)
 
-    audit_scene(act)
 
-
-def test_what_auditors_caught_covers_no_path(audit_scene: Play) -> None:
+async def test_what_auditors_caught_covers_no_path(audit_scene: Play) -> None:
     """Attack, seed 0 of `benchmarks.attack permuted` on five domains: whoever came to the forger's path as its second
     one was refused, and the module waited 21 s for nobody."""
-
-    async def act(on: AuditScene) -> None:
+    async with audit_scene as on:
         forger, other = await on.forger(), await on.author(61)
         on.auditors.may_end.clear()
         await on.push(other, GOOD, path=OTHER_PATH)
@@ -412,13 +370,10 @@ def test_what_auditors_caught_covers_no_path(audit_scene: Play) -> None:
         await eventually(lambda: entry in on.owner.open_round().refused)
         await on.push(other, BAD)
 
-    audit_scene(act)
 
-
-def test_the_claim_of_a_forger_weighs_nothing_whatever_path_it_goes_to(audit_scene: Play) -> None:
+async def test_the_claim_of_a_forger_weighs_nothing_whatever_path_it_goes_to(audit_scene: Play) -> None:
     """Attack: refused on one path, it claimed the next, and others left that one to it for a round."""
-
-    async def act(on: AuditScene) -> None:
+    async with audit_scene as on:
         forger, other = await on.forger(), await on.author(61)
         await on.push(forger, GOOD)
         await on.push(other, GOOD, path=OTHER_PATH)
@@ -429,27 +384,22 @@ def test_the_claim_of_a_forger_weighs_nothing_whatever_path_it_goes_to(audit_sce
         assert Entry(path=OTHER_PATH, peer=forger.swarm.peer) in told
         assert all(entry.peer != other.swarm.peer for entry in told)
 
-    audit_scene(act)
 
-
-def test_evidence_of_a_module_that_makes_no_version_does_not_grow_without_end(
+async def test_evidence_of_a_module_that_makes_no_version_does_not_grow_without_end(
     audit_scene: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def act(on: AuditScene) -> None:
+    monkeypatch.setattr(trials, "EVIDENCE_MAX", 3)
+    async with audit_scene as on:
         for number in range(60, 64):
             author = await on.forger(number)
             forged = await on.push(author, GOOD)
             await eventually(lambda id_=forged: id_ in on.expired())  # type: ignore[misc]
         assert on.owner.head.version == 0 and len(on.owner.trials._evidence) == 3
 
-    monkeypatch.setattr(trials, "EVIDENCE_MAX", 3)
-    audit_scene(act)
 
-
-def test_leaders_that_do_not_answer_leave_judges_the_time_that_they_need(audit_scene: Play) -> None:
+async def test_leaders_that_do_not_answer_leave_judges_the_time_that_they_need(audit_scene: Play) -> None:
     """Waiting for a dead leader's part of the draw took all of a short deadline, and newcomers' work was lost."""
-
-    async def act(on: AuditScene) -> None:
+    async with audit_scene as on:
         author = await on.author(60)
         other, _ = await next_leader(on, OTHER_MODULE)
         await eventually(lambda: on.leader.node.watch.leader(OTHER_MODULE) == other.peer)
@@ -458,5 +408,3 @@ def test_leaders_that_do_not_answer_leave_judges_the_time_that_they_need(audit_s
         on.owner.trials._limit_s = lambda: limit_s
         await on.owner.trials._joint_draw((await on.work(author, GOOD)).document)
         assert on.leader.node.clock.now_s() - began_s <= limit_s / 4
-
-    audit_scene(act)

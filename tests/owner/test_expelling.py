@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from audit_scene import AuditScene, audited_world
 from judging_scene import GOOD, MODULE, OTHER_PATH
 from tiny_run import SEED_NUMBER, signer
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.calls import GetVote
@@ -62,7 +63,7 @@ class OwnerScene(AuditScene):
         return self.leader.chain.ledger.standings.of(self.forger_.swarm.peer)
 
 
-Play = Callable[[Callable[[OwnerScene], Any]], None]
+Play = AbstractAsyncContextManager[OwnerScene]
 
 
 @pytest.fixture
@@ -71,26 +72,26 @@ def owner_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     monkeypatch.setattr(Standing, "audit_chance", lambda self, audited: 1.0)
     peers = frozenset(signer(number).peer for number in NUMBERS)
     monkeypatch.setattr(Standings, "owners", lambda self, audited, coordinator: peers)
-
-    def played(act: Callable[[OwnerScene], Any]) -> None:
-        async def scenario() -> None:
-            async with audited_world(tmp_path) as (world, auditors):
-                leader = world.leader(NUMBERS[0])
-                on = OwnerScene(world, leader, await leader.lead(MODULE))
-                others = {world.leader(number).peer for number in NUMBERS[1:]}
-                leader.chain.chains.is_proven = lambda peer: peer in others  # type: ignore[method-assign]
-                await leader.node.watch.refresh()
-                on.auditors = auditors
-                await on.forged()
-                await act(on)
-
-        play(scenario)
-
-    return played
+    return _owned(tmp_path)
 
 
-def test_owners_expel_a_forger_while_the_coordinator_is_away_and_a_later_decree_admits_it(owner_scene: Play) -> None:
-    async def act(on: OwnerScene) -> None:
+@asynccontextmanager
+async def _owned(folder: Path) -> AsyncIterator[OwnerScene]:
+    async with audited_world(folder) as (world, auditors):
+        leader = world.leader(NUMBERS[0])
+        on = OwnerScene(world, leader, await leader.lead(MODULE))
+        others = {world.leader(number).peer for number in NUMBERS[1:]}
+        leader.chain.chains.is_proven = lambda peer: peer in others  # type: ignore[method-assign]
+        await leader.node.watch.refresh()
+        on.auditors = auditors
+        await on.forged()
+        yield on
+
+
+async def test_owners_expel_a_forger_while_the_coordinator_is_away_and_a_later_decree_admits_it(
+    owner_scene: Play,
+) -> None:
+    async with owner_scene as on:
         await on.alone()
         await eventually(lambda: on.owner._expelling._expulsion is not None)
         await on.next_version()
@@ -112,11 +113,11 @@ def test_owners_expel_a_forger_while_the_coordinator_is_away_and_a_later_decree_
         assert (on.owner.head.expels, on.owner.head.readmits) == (None, None)
         await on.verified()
 
-    owner_scene(act)
 
-
-def test_nobody_is_expelled_while_the_coordinator_is_there(owner_scene: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def act(on: OwnerScene) -> None:
+async def test_nobody_is_expelled_while_the_coordinator_is_there(
+    owner_scene: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with owner_scene as on:
         monkeypatch.delattr(Expelling, "_vote")  # nobody is asked
         await on.told()
         await on.next_version()
@@ -124,13 +125,10 @@ def test_nobody_is_expelled_while_the_coordinator_is_there(owner_scene: Play, mo
         assert on.owner.head.expels is None and on.owner._expelling._expulsion is None
         await refused(on, "the coordinator is there")
 
-    owner_scene(act)
 
-
-def test_owners_vote_for_nothing_that_their_own_chain_does_not_show(owner_scene: Play) -> None:
+async def test_owners_vote_for_nothing_that_their_own_chain_does_not_show(owner_scene: Play) -> None:
     """Attack: a leader asks for votes against somebody who has forged nothing, or by decrees that nobody knows."""
-
-    async def act(on: OwnerScene) -> None:
+    async with owner_scene as on:
         await on.alone()
         charge = Charge(run=on.run.id, module=MODULE, peer=on.forger_.swarm.peer, found=1)
         assert Vote(owner=on.world.leaders[1].peer, signature=await vote(on)).is_for(charge)
@@ -138,21 +136,17 @@ def test_owners_vote_for_nothing_that_their_own_chain_does_not_show(owner_scene:
         await refused(on, "finds no forger", found=2)
         await refused(on, "0 decrees are known", decrees=1)
 
-    owner_scene(act)
 
-
-def test_who_is_no_owner_does_not_vote(owner_scene: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def act(on: OwnerScene) -> None:
+async def test_who_is_no_owner_does_not_vote(owner_scene: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with owner_scene as on:
         await on.alone()
         monkeypatch.setattr(Standings, "owners", lambda self, audited, coordinator: frozenset())
         await refused(on, "no owner")
 
-    owner_scene(act)
-
 
 @pytest.mark.parametrize("lives", [3, 4])
-def test_owners_who_are_not_there_have_not_voted(owner_scene: Play, lives: int) -> None:
-    async def act(on: OwnerScene) -> None:
+async def test_owners_who_are_not_there_have_not_voted(owner_scene: Play, lives: int) -> None:
+    async with owner_scene as on:
         for each in on.world.leaders[lives:]:
             await each.die(on.world)
         del on.world.leaders[lives:]
@@ -161,10 +155,8 @@ def test_owners_who_are_not_there_have_not_voted(owner_scene: Play, lives: int) 
         await on.owner._expelling.gather()
         assert (on.owner._expelling._expulsion is not None) == (lives == 4)
 
-    owner_scene(act)
 
-
-def test_an_owner_that_answers_rubbish_keeps_no_others_from_it(
+async def test_an_owner_that_answers_rubbish_keeps_no_others_from_it(
     owner_scene: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attack: its vote would make the whole version wrong."""
@@ -173,17 +165,15 @@ def test_an_owner_that_answers_rubbish_keeps_no_others_from_it(
         vote = vote_on(chain, charge)
         return replace(vote, signature="ab" * 64) if chain.node.peer == min(map(str, peers)) else vote
 
-    async def act(on: OwnerScene) -> None:
+    peers = set[PeerId]()
+    monkeypatch.setattr(mirror_calls, "vote_on", spoilt)
+    async with owner_scene as on:
         peers.update(each.peer for each in on.world.leaders[1:])
         await on.alone()
         await eventually(lambda: on.owner._expelling._expulsion is not None)
         await on.next_version()
         expelled = on.owner.head.expels
         assert expelled is not None and min(map(str, peers)) not in {one.owner for one in expelled.votes}
-
-    peers = set[PeerId]()
-    monkeypatch.setattr(mirror_calls, "vote_on", spoilt)
-    owner_scene(act)
 
 
 async def vote(on: OwnerScene, *, peer: PeerId | None = None, found: int = 1, decrees: int = 0) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,7 @@ from judging_scene import BAD, GOOD, MODULE, OTHER_PATH, PATH, Scene, gradient, 
 from runtime_harness import World, offer
 from tiny_run import MODEL, appraisal_of, contribution_of, initial, signer, tiny_config, version_of
 from trickling import trickle
-from virtual_time import end, eventually, play
+from virtual_time import end, eventually
 
 from bootstrap.archives.verify import verify_run
 from dipaco_p2p.canonical import canonical_bytes
@@ -39,28 +40,20 @@ from dipaco_p2p.protocol.versions import genesis_version
 from simulation.training import toy_gains
 
 
-def scene(
-    folder: Path,
-    act: Callable[[Scene], Any],
-    *,
-    measure: Measure = toy_gains,
-    others: Sequence[int] = (),
-    **config: Any,
-) -> None:
-    """Play `act` with a leader, and `others` that own modules."""
-
-    async def scenario() -> None:
-        async with World(folder, config=judged_config(**config), measure=measure) as world:
-            for number in others:
-                world.leader(number)
-            leader = world.leader(50)
-            await act(Scene(world, leader, await leader.lead(MODULE)))
-
-    play(scenario)
+@asynccontextmanager
+async def scene(
+    folder: Path, *, measure: Measure = toy_gains, others: Sequence[int] = (), **config: Any
+) -> AsyncIterator[Scene]:
+    """With a leader, and `others` that own modules."""
+    async with World(folder, config=judged_config(**config), measure=measure) as world:
+        for number in others:
+            world.leader(number)
+        leader = world.leader(50)
+        yield Scene(world, leader, await leader.lead(MODULE))
 
 
-def test_harmful_work_does_not_count_and_its_author_hears_why(tmp_path: Path) -> None:
-    async def act(on: Scene) -> None:
+async def test_harmful_work_does_not_count_and_its_author_hears_why(tmp_path: Path) -> None:
+    async with scene(tmp_path) as on:
         honest, hostile = await on.author(60), await on.author(61)
         good = await on.push(honest, GOOD)
         bad = await on.push(hostile, BAD, path=OTHER_PATH)
@@ -68,11 +61,9 @@ def test_harmful_work_does_not_count_and_its_author_hears_why(tmp_path: Path) ->
         assert on.counted() == {good}
         assert on.expired() == {bad: Reason.HARMFUL}
 
-    scene(tmp_path, act)
 
-
-def test_what_judges_said_is_in_the_lineage_and_can_be_judged_again(tmp_path: Path) -> None:
-    async def act(on: Scene) -> None:
+async def test_what_judges_said_is_in_the_lineage_and_can_be_judged_again(tmp_path: Path) -> None:
+    async with scene(tmp_path) as on:
         await on.push(await on.author(60), GOOD)
         await on.push(await on.author(61), BAD, path=OTHER_PATH)
         await on.version(1)
@@ -85,11 +76,9 @@ def test_what_judges_said_is_in_the_lineage_and_can_be_judged_again(tmp_path: Pa
         await eventually(lambda: world.seed.archive.ledgers[MODULE].head.version == 1)
         assert not [one.problem for one in verify_run(on.run, world.seed.node.store, world.seed.archive) if one.problem]
 
-    scene(tmp_path, act)
 
-
-def test_who_was_refused_may_try_again_after_a_deadline_and_not_before(tmp_path: Path) -> None:
-    async def act(on: Scene) -> None:
+async def test_who_was_refused_may_try_again_after_a_deadline_and_not_before(tmp_path: Path) -> None:
+    async with scene(tmp_path) as on:
         hostile = await on.author(61)
         await on.push(hostile, BAD)
         await eventually(lambda: bool(on.expired()))
@@ -101,19 +90,8 @@ def test_who_was_refused_may_try_again_after_a_deadline_and_not_before(tmp_path:
         await on.version(1)
         assert on.counted() == {good}
 
-    scene(tmp_path, act)
 
-
-def test_those_who_have_worked_judge_and_the_coordinator_only_where_they_differ(tmp_path: Path) -> None:
-    async def act(on: Scene) -> None:
-        workers = [leader.peer for leader in on.world.leaders if leader is not on.leader]
-        on.leader.chain.chains.is_proven = lambda peer: peer in workers  # type: ignore[method-assign]
-        author = await on.author(60)
-        await on.push(author, GOOD)
-        await on.version(1)
-        assert {one.author for one in await said(on, 1)} == set(workers)
-        assert await judges_of(on, author, BAD) == {Reason.HARMFUL}
-
+async def test_those_who_have_worked_judge_and_the_coordinator_only_where_they_differ(tmp_path: Path) -> None:
     async def judges_of(on: Scene, author: Member, size: float) -> set[str]:
         await on.push(await on.author(61), size, path=OTHER_PATH)
         await eventually(lambda: bool(on.expired()))
@@ -124,14 +102,20 @@ def test_those_who_have_worked_judge_and_the_coordinator_only_where_they_differ(
         assert ref is not None
         return [one.document for one in read_appraisals(on.leader.node.store.get(ref.digest) or b"")]
 
-    scene(tmp_path, act, others=(51, 52))
+    async with scene(tmp_path, others=(51, 52)) as on:
+        workers = [leader.peer for leader in on.world.leaders if leader is not on.leader]
+        on.leader.chain.chains.is_proven = lambda peer: peer in workers  # type: ignore[method-assign]
+        author = await on.author(60)
+        await on.push(author, GOOD)
+        await on.version(1)
+        assert {one.author for one in await said(on, 1)} == set(workers)
+        assert await judges_of(on, author, BAD) == {Reason.HARMFUL}
 
 
-def test_work_of_which_a_part_is_not_to_be_had_does_not_count(tmp_path: Path) -> None:
+async def test_work_of_which_a_part_is_not_to_be_had_does_not_count(tmp_path: Path) -> None:
     """Attack: whoever had one work that counts gave judges no part of its later ones. Nobody could measure these, and
     they counted whatever they did."""
-
-    async def act(on: Scene) -> None:
+    async with scene(tmp_path) as on:
         author = await on.author(60)
         hidden = await on.push(author, GOOD, gives=False)
         await eventually(lambda: bool(on.expired()))
@@ -143,10 +127,8 @@ def test_work_of_which_a_part_is_not_to_be_had_does_not_count(tmp_path: Path) ->
         await eventually(lambda: later in on.expired())
         assert on.expired()[later] == Reason.UNJUDGED and on.counted() == {good}
 
-    scene(tmp_path, act)
 
-
-def test_work_that_judges_are_silent_about_counts_only_of_those_whom_the_chain_knows(
+async def test_work_that_judges_are_silent_about_counts_only_of_those_whom_the_chain_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their lines may be cut, which is not its author's doing."""
@@ -154,7 +136,7 @@ def test_work_that_judges_are_silent_about_counts_only_of_those_whom_the_chain_k
     async def silent(self: Judge, contribution: Contribution, *, is_audit: bool = False) -> None:
         await asyncio.Event().wait()
 
-    async def act(on: Scene) -> None:
+    async with scene(tmp_path) as on:
         author = await on.author(60)
         await on.push(author, GOOD)
         await on.version(1)
@@ -164,14 +146,11 @@ def test_work_that_judges_are_silent_about_counts_only_of_those_whom_the_chain_k
         await on.version(2)
         assert later in on.counted() and on.expired() == {stranger: Reason.UNJUDGED}
 
-    scene(tmp_path, act)
 
-
-def test_one_work_is_taken_once_where_two_versions_have_the_same_parameters(tmp_path: Path) -> None:
+async def test_one_work_is_taken_once_where_two_versions_have_the_same_parameters(tmp_path: Path) -> None:
     """Attack: a step that moves no parameter, and then harmful work from both versions. When it was refused, the second
     one ended the task of its leader."""
-
-    async def act(on: Scene) -> None:
+    async with scene(tmp_path) as on:
         author, hostile = await on.author(60), await on.author(61)
         nothing = np.full(on.run.layout(MODULE).size, 1e-20, np.float32)
         payload = encode_compressed(compress(nothing, codec=on.run.config.compression.uplink)[0])
@@ -190,49 +169,45 @@ def test_one_work_is_taken_once_where_two_versions_have_the_same_parameters(tmp_
         await on.push(author, GOOD)
         await on.version(2)
 
-    scene(tmp_path, act)
-
 
 UNREADABLE = {"a": {"dtype": "F32", "shape": [0, 2**47, 2**47], "data_offsets": [0, 0]}}
 """The header of a tensor whose shape no array has."""
 
 
 @pytest.mark.parametrize("is_readable", [False, True])
-def test_a_newcomers_work_does_not_count_where_its_leaders_own_judge_fails(tmp_path: Path, is_readable: bool) -> None:
+async def test_a_newcomers_work_does_not_count_where_its_leaders_own_judge_fails(
+    tmp_path: Path, is_readable: bool
+) -> None:
     """Attack: harmful work named a part that numpy refuses with an error of its own. That ended the task which asks
     judges, before anybody had noted that the work was unheard, and the work counted."""
 
     def fails(*parts: Any) -> Any:
         raise ValueError("a fault of ours")
 
-    async def scenario() -> None:
-        async with World(tmp_path, config=judged_config(), measure=fails if is_readable else toy_gains) as world:
-            seed, expired = world.seed, list[str]()
-            seed.node.history.listen(lambda event: expired.append(event.get("reason", event["ev"])))
-            await seed.node.watch.refresh()
-            await seed.ownership.take(MODULE)
-            on = Scene(world, cast(Any, seed), seed.ownership._leaders[MODULE])
-            author = await on.author(61)
-            sealed = await on.work(author, BAD)
-            if not is_readable:
-                header = canonical_bytes(UNREADABLE)
-                blob = len(header).to_bytes(8, "little") + header
-                await send(author, seed.node.peer, blob)
-                other, *rest = sealed.document.others
-                named = replace(sealed.document, others=(replace(other, payload=BlobRef.of(blob)), *rest))
-                sealed = seal(author.swarm.signer, named)
-            await offer(author, seed.node.peer, sealed, gradient(on.run, MODULE, BAD))
-            await eventually(lambda: Reason.UNJUDGED in expired)
-            assert on.owner.head.version == 0
-
-    play(scenario)
+    async with World(tmp_path, config=judged_config(), measure=fails if is_readable else toy_gains) as world:
+        seed, expired = world.seed, list[str]()
+        seed.node.history.listen(lambda event: expired.append(event.get("reason", event["ev"])))
+        await seed.node.watch.refresh()
+        await seed.ownership.take(MODULE)
+        on = Scene(world, cast(Any, seed), seed.ownership._leaders[MODULE])
+        author = await on.author(61)
+        sealed = await on.work(author, BAD)
+        if not is_readable:
+            header = canonical_bytes(UNREADABLE)
+            blob = len(header).to_bytes(8, "little") + header
+            await send(author, seed.node.peer, blob)
+            other, *rest = sealed.document.others
+            named = replace(sealed.document, others=(replace(other, payload=BlobRef.of(blob)), *rest))
+            sealed = seal(author.swarm.signer, named)
+        await offer(author, seed.node.peer, sealed, gradient(on.run, MODULE, BAD))
+        await eventually(lambda: Reason.UNJUDGED in expired)
+        assert on.owner.head.version == 0
 
 
-def test_an_author_that_trickles_its_work_holds_up_no_judge(tmp_path: Path) -> None:
+async def test_an_author_that_trickles_its_work_holds_up_no_judge(tmp_path: Path) -> None:
     """Attack: it named another module's part that nobody else has. The judge was at it for as long as the author liked,
     measured nothing meanwhile, and honest work expired."""
-
-    async def act(on: Scene) -> None:
+    async with scene(tmp_path) as on:
         hostile, judge = await on.author(61), on.world.seed.node
         measured = list[str]()
         judge.history.listen(lambda event: measured.append(event["work"]) if event["ev"] == "appraised" else None)
@@ -257,24 +232,19 @@ def test_an_author_that_trickles_its_work_holds_up_no_judge(tmp_path: Path) -> N
         await asyncio.gather(*asking, return_exceptions=True)
         await end(beating)
 
-    scene(tmp_path, act)
 
-
-def test_a_run_goes_on_where_nobody_lives_who_could_judge(tmp_path: Path) -> None:
-    async def act(on: Scene) -> None:
+async def test_a_run_goes_on_where_nobody_lives_who_could_judge(tmp_path: Path) -> None:
+    async with scene(tmp_path) as on:
         await on.world.kill_seed()
         await eventually(lambda: not on.leader.node.watch.seeds())
         good = await on.push(await on.author(60), GOOD, gives=False)
         await on.version(1)
         assert on.counted() == {good}
 
-    scene(tmp_path, act)
 
-
-def test_what_nobody_was_there_to_measure_is_measured_once_somebody_is(tmp_path: Path) -> None:
+async def test_what_nobody_was_there_to_measure_is_measured_once_somebody_is(tmp_path: Path) -> None:
     """Attack, seed 1192: harmful work that came while the coordinator was away counted when it was back."""
-
-    async def act(on: Scene) -> None:
+    async with scene(tmp_path, min_paths=2) as on:
         world, trials = on.world, on.owner.trials
         await world.kill_seed()
         await eventually(lambda: not on.leader.node.watch.seeds())
@@ -289,13 +259,10 @@ def test_what_nobody_was_there_to_measure_is_measured_once_somebody_is(tmp_path:
         await on.version(1)
         assert on.counted() == {good} and on.expired() == {bad: Reason.HARMFUL}
 
-    scene(tmp_path, act, min_paths=2)
 
-
-def test_what_judges_said_is_kept_until_the_coordinator_is_back_to_judge_again(tmp_path: Path) -> None:
+async def test_what_judges_said_is_kept_until_the_coordinator_is_back_to_judge_again(tmp_path: Path) -> None:
     """Other blobs of so old versions are dropped long before: the archive makes them again of contributions."""
-
-    async def act(on: Scene) -> None:
+    async with scene(tmp_path, others=(51,)) as on:
         world, count = on.world, 8
         author, other = await on.author(60), await on.author(61)
         await on.push(author, GOOD)
@@ -317,23 +284,21 @@ def test_what_judges_said_is_kept_until_the_coordinator_is_back_to_judge_again(t
         await world.seed.node.presence.beat()
         await eventually(lambda: world.seed.archive.ledgers[MODULE].final == count - 1)
 
-    scene(tmp_path, act, others=(51,))
 
-
-def test_a_contribution_must_name_the_other_parts_of_its_path(tmp_path: Path) -> None:
-    async def act(on: Scene) -> None:
+async def test_a_contribution_must_name_the_other_parts_of_its_path(tmp_path: Path) -> None:
+    async with scene(tmp_path) as on:
         author, payload = await on.author(60), gradient(on.run, MODULE, GOOD)
         bare = contribution_of(on.run, author.swarm.signer, payload, module=MODULE, path=PATH)
         with pytest.raises(Refused) as caught:
             await offer(author, on.leader.peer, bare, payload)
         assert caught.value.reason == Reason.MALFORMED
 
-    scene(tmp_path, act)
-
 
 @pytest.mark.parametrize("number", [60, 50])
-def test_a_judge_measures_for_the_leader_of_the_module_alone_and_not_its_own_work(tmp_path: Path, number: int) -> None:
-    async def act(on: Scene) -> None:
+async def test_a_judge_measures_for_the_leader_of_the_module_alone_and_not_its_own_work(
+    tmp_path: Path, number: int
+) -> None:
+    async with scene(tmp_path) as on:
         asker = await on.author(60) if number == 60 else on.leader.node
         sealed = await on.work(await on.author(61), GOOD)
         if number == 50:  # it leads, and asks the seed about the seed's own work
@@ -342,11 +307,9 @@ def test_a_judge_measures_for_the_leader_of_the_module_alone_and_not_its_own_wor
             await ask(asker, on.run.manifest.author, Appraise(contribution=sealed))
         assert caught.value.reason == (Reason.NOT_LEADER if number == 60 else Reason.OTHER)
 
-    scene(tmp_path, act)
 
-
-def test_a_version_that_counts_refused_work_is_made_again_by_nobody(tmp_path: Path) -> None:
-    async def act(on: Scene) -> None:
+async def test_a_version_that_counts_refused_work_is_made_again_by_nobody(tmp_path: Path) -> None:
+    async with scene(tmp_path) as on:
         run, author, leader, judge = on.run, signer(60), signer(50), signer(200)
         payload = gradient(run, MODULE, BAD)
         document = contribution_of(run, author, payload, module=MODULE, path=PATH)
@@ -380,8 +343,6 @@ def test_a_version_that_counts_refused_work_is_made_again_by_nobody(tmp_path: Pa
         with pytest.raises(IntegrityError, match="readmission"):
             make(known, findings=None, readmits=ShownDecree(decree=decree, signature="ab" * 64))
 
-    scene(tmp_path, act)
-
 
 def appraisal(run: Run, document: Contribution, judge: Signer, *, gain: float) -> Appraisal:
     told = {"run": run.id, "work": document.work, "of": document.author, "tokens": document.tokens}
@@ -392,25 +353,21 @@ def appraisal(run: Run, document: Contribution, judge: Signer, *, gain: float) -
 
 
 @pytest.mark.slow
-def test_a_run_of_volunteers_is_judged_from_the_first_round_to_the_last(tmp_path: Path) -> None:
+async def test_a_run_of_volunteers_is_judged_from_the_first_round_to_the_last(tmp_path: Path) -> None:
     """With the model itself, real training and the payloads as the programs give them."""
-
-    async def scenario() -> None:
-        async with World(tmp_path, config=judged_config(rounds=3)) as world:
-            world.join_all()
-            await world.done()
-            chains = [ledger.versions for ledger in world.seed.archive.ledgers.values()]
-            assert all(one.document.appraisals is not None for chain in chains for one in chain)
-            assert not [event for one in world.volunteers for event in one.said("expired")]
-            judges = {
-                appraised.document.author
-                for chain in chains
-                for one in chain
-                for appraised in read_appraisals(world.seed.archive.blob(one.document.appraisals.digest))  # type: ignore[union-attr]
-            }
-            assert {volunteer.peer for volunteer in world.volunteers} & judges
-
-    play(scenario)
+    async with World(tmp_path, config=judged_config(rounds=3)) as world:
+        world.join_all()
+        await world.done()
+        chains = [ledger.versions for ledger in world.seed.archive.ledgers.values()]
+        assert all(one.document.appraisals is not None for chain in chains for one in chain)
+        assert not [event for one in world.volunteers for event in one.said("expired")]
+        judges = {
+            appraised.document.author
+            for chain in chains
+            for one in chain
+            for appraised in read_appraisals(world.seed.archive.blob(one.document.appraisals.digest))  # type: ignore[union-attr]
+        }
+        assert {volunteer.peer for volunteer in world.volunteers} & judges
 
 
 def test_the_loss_of_a_trained_path_falls_and_that_of_the_opposite_rises(tmp_path: Path) -> None:

@@ -27,70 +27,61 @@ class Flaky:
         await self.end.wait()
 
 
-def test_a_loop_that_fails_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        clock, flaky = ManualClock(), Flaky()
-        task = asyncio.create_task(keep_going(flaky.work, clock))
-        for starts in (1, 2, 3):
-            await settle()
-            assert flaky.starts == starts
-            await clock.advance(RESTART_S)
-        assert flaky.starts == 3 and not task.done(), "it works now, and is left alone"
-        flaky.end.set()
-        await task
-
-    asyncio.run(scenario())
+async def test_a_loop_that_fails_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    clock, flaky = ManualClock(), Flaky()
+    task = asyncio.create_task(keep_going(flaky.work, clock))
+    for starts in (1, 2, 3):
+        await settle()
+        assert flaky.starts == starts
+        await clock.advance(RESTART_S)
+    assert flaky.starts == 3 and not task.done(), "it works now, and is left alone"
+    flaky.end.set()
+    await task
     assert caplog.text.count("Flaky.work failed and is started again") == 2
 
 
-def test_a_cancelled_loop_is_not_started_again() -> None:
-    async def scenario() -> None:
-        flaky = Flaky()
-        flaky.starts = 2
-        task = asyncio.create_task(keep_going(flaky.work, ManualClock()))
-        await settle()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert flaky.starts == 3
-
-    asyncio.run(scenario())
-
-
-def test_steps_are_taken_again_in_time_or_sooner_if_something_happened_even_during_them() -> None:
-    async def scenario() -> None:
-        clock, sooner, taken = ManualClock(), asyncio.Event(), list[int]()
-        twice = iter([False, False, False, True])
-
-        async def step() -> None:
-            taken.append(len(taken))
-            if next(twice, False):
-                sooner.set()
-
-        work = repeat(step, clock=clock, every_s=5.0, is_wanted=lambda: len(taken) < 6, sooner=sooner)
-        task = asyncio.create_task(work)
-        await settle()
-        assert len(taken) == 1
-        sooner.set()
-        await settle()
-        await clock.advance(SOON_S)
-        assert len(taken) == 2, "soon"
-        await clock.advance(4.9)
-        assert len(taken) == 2
-        await clock.advance(0.1)
-        assert len(taken) == 3
-        sooner.set()
-        await settle()
-        await clock.advance(SOON_S)
-        assert len(taken) == 4
-        await clock.advance(SOON_S)
-        assert len(taken) == 5, "once more for what happened during the fourth time"
-        await clock.advance(5.0)
-        await clock.advance(5.0)
+async def test_a_cancelled_loop_is_not_started_again() -> None:
+    flaky = Flaky()
+    flaky.starts = 2
+    task = asyncio.create_task(keep_going(flaky.work, ManualClock()))
+    await settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await task
-        assert len(taken) == 6, "and no more than is wanted"
+    assert flaky.starts == 3
 
-    asyncio.run(scenario())
+
+async def test_steps_are_taken_again_in_time_or_sooner_if_something_happened_even_during_them() -> None:
+    clock, sooner, taken = ManualClock(), asyncio.Event(), list[int]()
+    twice = iter([False, False, False, True])
+
+    async def step() -> None:
+        taken.append(len(taken))
+        if next(twice, False):
+            sooner.set()
+
+    work = repeat(step, clock=clock, every_s=5.0, is_wanted=lambda: len(taken) < 6, sooner=sooner)
+    task = asyncio.create_task(work)
+    await settle()
+    assert len(taken) == 1
+    sooner.set()
+    await settle()
+    await clock.advance(SOON_S)
+    assert len(taken) == 2, "soon"
+    await clock.advance(4.9)
+    assert len(taken) == 2
+    await clock.advance(0.1)
+    assert len(taken) == 3
+    sooner.set()
+    await settle()
+    await clock.advance(SOON_S)
+    assert len(taken) == 4
+    await clock.advance(SOON_S)
+    assert len(taken) == 5, "once more for what happened during the fourth time"
+    await clock.advance(5.0)
+    await clock.advance(5.0)
+    await task
+    assert len(taken) == 6, "and no more than is wanted"
 
 
 # -- work that several ask for at once
@@ -160,36 +151,33 @@ async def test_who_shared_a_work_that_failed_tries_it_alone() -> None:
     assert await second == "done" and works.begun == 2
 
 
-def test_work_ends_when_its_check_fails_and_does_not_begin_after_that() -> None:
-    async def scenario() -> None:
-        clock, reasons, ended = ManualClock(), list[str](), list[bool]()
+async def test_work_ends_when_its_check_fails_and_does_not_begin_after_that() -> None:
+    clock, reasons, ended = ManualClock(), list[str](), list[bool]()
 
-        def check() -> None:
-            if reasons:
-                raise Refused(reasons[0])
+    def check() -> None:
+        if reasons:
+            raise Refused(reasons[0])
 
-        async def work() -> int:
-            try:
-                await clock.sleep(5 * CHECK_S)
-            finally:
-                ended.append(True)
-            return 7
+    async def work() -> int:
+        try:
+            await clock.sleep(5 * CHECK_S)
+        finally:
+            ended.append(True)
+        return 7
 
-        whole, cut = (asyncio.create_task(as_long_as(check, work, clock)) for _ in range(2))
-        await settle()
-        await clock.advance(4 * CHECK_S)
-        assert not ended
-        await clock.advance(CHECK_S)
-        assert await whole == await cut == 7
-        cut = asyncio.create_task(as_long_as(check, work, clock))
-        await settle()
-        reasons.append("another one leads")
-        await clock.advance(CHECK_S)
-        with pytest.raises(Refused, match="another"):
-            await cut
-        with pytest.raises(Refused, match="another"):
-            await as_long_as(check, work, clock)
-        await settle()
-        assert len(ended) == 3, "the last one did not begin"
-
-    asyncio.run(scenario())
+    whole, cut = (asyncio.create_task(as_long_as(check, work, clock)) for _ in range(2))
+    await settle()
+    await clock.advance(4 * CHECK_S)
+    assert not ended
+    await clock.advance(CHECK_S)
+    assert await whole == await cut == 7
+    cut = asyncio.create_task(as_long_as(check, work, clock))
+    await settle()
+    reasons.append("another one leads")
+    await clock.advance(CHECK_S)
+    with pytest.raises(Refused, match="another"):
+        await cut
+    with pytest.raises(Refused, match="another"):
+        await as_long_as(check, work, clock)
+    await settle()
+    assert len(ended) == 3, "the last one did not begin"

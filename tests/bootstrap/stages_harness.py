@@ -134,12 +134,12 @@ class Home:
         return (self.folder / GRID / "finished.json").exists()
 
 
-def play_whole(home: Home) -> None:
-    """Two volunteers take part, from the corpus to the end of the run."""
+def play_whole(home: Home, *, volunteers: int = 2) -> None:
+    """Some volunteers take part, from the corpus to the end of the run."""
 
     async def scenario() -> None:
         home.start()
-        await home.join(1, 2)
+        await home.join(*range(1, volunteers + 1))
         await home.volunteers_done()
         await eventually(home.is_over)
         await home.close()

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stages_harness import Home, run_file
-from virtual_time import eventually, play
+from stages_harness import Home, play_whole, run_file
 
 from dipaco_p2p.config import JudgingConfig
 from dipaco_p2p.node.store import Store
@@ -36,15 +35,7 @@ def test_work_of_the_grids_first_round_is_repeated_by_those_who_worked_in_the_wa
     monkeypatch.setattr(tasks, "SOON_S", 3.0)  # longer than heartbeats take: who audits is who is known by then
     changes: dict[str, Any] = {"judging": JudgingConfig(judges=2, sequences=8, audited=100)}
     home = Home(tmp_path, run_file(corpus, **changes))
-
-    async def scenario() -> None:
-        home.start()
-        await home.join(1, 2, 3)
-        await home.volunteers_done()
-        await eventually(home.is_over)
-        await home.close()
-
-    play(scenario)
+    play_whole(home, volunteers=3)
     warm_up, grid = auditors(home.folder / WARMUP), auditors(home.folder / GRID)
     assert not warm_up[1], "nobody had worked before"
     assert grid[1] and home.coordinator not in grid[1]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from stages_harness import Home, run_file
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from bootstrap.coordinator.stage import There
 
@@ -27,7 +27,7 @@ def told(out: str) -> list[str]:
     return [re.sub(r": validation perplexity [\d.]+", "", line) for line in lines]
 
 
-def test_rounds_that_are_judged_when_all_have_left_are_told_in_order_and_as_they_closed(
+async def test_rounds_that_are_judged_when_all_have_left_are_told_in_order_and_as_they_closed(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home, are_gone, to_thread = Home(tmp_path, run_file(corpus)), asyncio.Event(), asyncio.to_thread
@@ -37,23 +37,20 @@ def test_rounds_that_are_judged_when_all_have_left_are_told_in_order_and_as_they
             await are_gone.wait()
         return await to_thread(work, *values, **named)
 
-    async def scenario() -> None:
-        home.start()
-        await home.join(1, 2)
-        await home.volunteers_done()
-        await eventually(lambda: not volunteers(home))
-        assert told(capsys.readouterr().out) == []
-        are_gone.set()
-        await eventually(home.is_over)
-        await home.die()
-        assert told(capsys.readouterr().out) == [*WARM_UP, *GRID]
-        home.start()
-        await asyncio.sleep(1)
-        assert told(capsys.readouterr().out) == ["round 3 of 3"], "nobody remembers who was there"
-        await home.close()
-
     monkeypatch.setattr(asyncio, "to_thread", late)
-    play(scenario)
+    home.start()
+    await home.join(1, 2)
+    await home.volunteers_done()
+    await eventually(lambda: not volunteers(home))
+    assert told(capsys.readouterr().out) == []
+    are_gone.set()
+    await eventually(home.is_over)
+    await home.die()
+    assert told(capsys.readouterr().out) == [*WARM_UP, *GRID]
+    home.start()
+    await asyncio.sleep(1)
+    assert told(capsys.readouterr().out) == ["round 3 of 3"], "nobody remembers who was there"
+    await home.close()
 
 
 def volunteers(home: Home) -> set[Any]:

@@ -362,6 +362,20 @@ async def claim(node: Member, path: PathId) -> None:
     await node.presence.claim(path, since_s=since_s, round_number=LATER)
 
 
+def digests_of(folder: Path, config: RunConfig, *, volunteers: int = 4) -> dict[ModuleId, str]:
+    """The digests of a run in which nothing happens; four volunteers are one for every path."""
+    found: dict[ModuleId, str] = {}
+
+    async def scenario() -> None:
+        async with World(folder, config=config) as world:
+            world.join_all(range(1, volunteers + 1))
+            await world.finish()
+            found.update(world.digests())
+
+    play(scenario)
+    return found
+
+
 def finished_run(folder: Path, *, rounds: int = 2) -> Run:
     """A run that four volunteers completed; the seed node's archive is in `folder`/seed."""
     found: list[Run] = []

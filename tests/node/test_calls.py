@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import types
 import typing
@@ -384,7 +383,7 @@ def test_a_call_has_the_bytes_that_it_always_had_and_is_read_as_it_was_sent(meth
 
 
 @pytest.mark.parametrize("method", CASES)
-def test_a_request_with_anything_wrong_is_malformed_and_no_handler_runs(method: str) -> None:
+async def test_a_request_with_anything_wrong_is_malformed_and_no_handler_runs(method: str) -> None:
     case, ran = CASES[method], []
     kind, body = type(case.request), getattr(case.request, "body", b"")
 
@@ -392,40 +391,33 @@ def test_a_request_with_anything_wrong_is_malformed_and_no_handler_runs(method: 
         ran.append(request)
         return case.reply
 
-    async def scenario() -> None:
-        client, server = two_swarms()
-        kind.serve(server, handler)
-        for header in unsound(kind, case.header, case.wrong):
-            with pytest.raises(Refused) as refused:
-                await client.call(server.peer, method, header, body, timeout_s=TIMEOUT_S)
-            assert refused.value.reason == Reason.MALFORMED and ran == [], header
-        assert await case.request.call(client, server.peer, timeout_s=TIMEOUT_S) == case.reply
-        assert ran == [case.request]
-
-    asyncio.run(scenario())
+    client, server = two_swarms()
+    kind.serve(server, handler)
+    for header in unsound(kind, case.header, case.wrong):
+        with pytest.raises(Refused) as refused:
+            await client.call(server.peer, method, header, body, timeout_s=TIMEOUT_S)
+        assert refused.value.reason == Reason.MALFORMED and ran == [], header
+    assert await case.request.call(client, server.peer, timeout_s=TIMEOUT_S) == case.reply
+    assert ran == [case.request]
 
 
 @pytest.mark.parametrize("method", [method for method, case in CASES.items() if case.replied])
-def test_a_reply_with_anything_wrong_does_not_reach_the_caller(method: str) -> None:
+async def test_a_reply_with_anything_wrong_does_not_reach_the_caller(method: str) -> None:
     case = CASES[method]
+    client, server = two_swarms()
+    said: list[dict[str, Any]] = []
 
-    async def scenario() -> None:
-        client, server = two_swarms()
-        said: list[dict[str, Any]] = []
+    async def answer(sender: object, header: object, body: bytes) -> Reply:
+        return Reply(said[-1], getattr(case.reply, "body", b""))
 
-        async def answer(sender: object, header: object, body: bytes) -> Reply:
-            return Reply(said[-1], getattr(case.reply, "body", b""))
-
-        server.serve(method, answer)
-        for header in unsound(type(case.reply), case.replied, {}):
-            said.append(header)
-            with pytest.raises(IntegrityError):
-                await case.request.call(client, server.peer, timeout_s=TIMEOUT_S)
-        assert said
-        said.append(case.replied | {"of_a_later_version": 1})
-        assert await case.request.call(client, server.peer, timeout_s=TIMEOUT_S) == case.reply
-
-    asyncio.run(scenario())
+    server.serve(method, answer)
+    for header in unsound(type(case.reply), case.replied, {}):
+        said.append(header)
+        with pytest.raises(IntegrityError):
+            await case.request.call(client, server.peer, timeout_s=TIMEOUT_S)
+    assert said
+    said.append(case.replied | {"of_a_later_version": 1})
+    assert await case.request.call(client, server.peer, timeout_s=TIMEOUT_S) == case.reply
 
 
 def two_swarms() -> tuple[Swarm, Swarm]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runtime_harness import World
+from runtime_harness import World, digests_of
 from tiny_run import tiny_config
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from dipaco_p2p.config import MUON, JudgingConfig, RunConfig
 from dipaco_p2p.core.model.optimizer import BUFFER
@@ -33,16 +33,7 @@ def muon_config(*, min_paths: int = 4, audited: int = 0, rounds: int = ROUNDS) -
 @pytest.fixture(scope="module")
 def digests_of_four(tmp_path_factory: pytest.TempPathFactory) -> dict[ModuleId, str]:
     """With a volunteer for every path, where no state changes hands."""
-    found: dict[ModuleId, str] = {}
-
-    async def scenario() -> None:
-        async with World(tmp_path_factory.mktemp("four"), config=muon_config()) as world:
-            world.join_all()
-            await world.finish()
-            found.update(world.digests())
-
-    play(scenario)
-    return found
+    return digests_of(tmp_path_factory.mktemp("four"), muon_config())
 
 
 async def test_two_volunteers_over_four_paths_give_the_same_bytes(
@@ -57,19 +48,16 @@ async def test_two_volunteers_over_four_paths_give_the_same_bytes(
         assert sources - {"start"}, "states were taken up again"
 
 
-def test_honest_work_is_repeated_and_comes_out_the_same(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with World(tmp_path, config=muon_config(min_paths=1, audited=100)) as world:
-            world.join_all()
-            await world.done()
-            audits = [event for volunteer in world.volunteers for event in volunteer.said("audited")]
-            assert len(audits) >= 4
-            assert all(one["cosine"] > 0.999 and abs(one["ratio"] - 1) < 0.01 for one in audits)
-            assert {round(one["moments"], 6) for one in audits} == {1.0}
-            refused = [event["reason"] for volunteer in world.volunteers for event in volunteer.said("expired")]
-            assert Reason.NOT_REPEATED not in refused
-
-    play(scenario)
+async def test_honest_work_is_repeated_and_comes_out_the_same(tmp_path: Path) -> None:
+    async with World(tmp_path, config=muon_config(min_paths=1, audited=100)) as world:
+        world.join_all()
+        await world.done()
+        audits = [event for volunteer in world.volunteers for event in volunteer.said("audited")]
+        assert len(audits) >= 4
+        assert all(one["cosine"] > 0.999 and abs(one["ratio"] - 1) < 0.01 for one in audits)
+        assert {round(one["moments"], 6) for one in audits} == {1.0}
+        refused = [event["reason"] for volunteer in world.volunteers for event in volunteer.said("expired")]
+        assert Reason.NOT_REPEATED not in refused
 
 
 class Stubborn(PathTrainer):
@@ -81,19 +69,16 @@ class Stubborn(PathTrainer):
         return encode_parts(longer)
 
 
-def test_a_momentum_that_is_too_long_is_found_in_an_audit(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with World(tmp_path, config=muon_config(min_paths=1, audited=100, rounds=8)) as world:
-            world.join_all(range(1, 7))
-            cheat = world.join(CHEAT, make_trainer=Stubborn)
+async def test_a_momentum_that_is_too_long_is_found_in_an_audit(tmp_path: Path) -> None:
+    async with World(tmp_path, config=muon_config(min_paths=1, audited=100, rounds=8)) as world:
+        world.join_all(range(1, 7))
+        cheat = world.join(CHEAT, make_trainer=Stubborn)
 
-            def caught() -> bool:
-                audits = [event for volunteer in world.volunteers for event in volunteer.said("audited")]
-                return sum(one["of"] == cheat.peer and one["moments"] > 2 for one in audits) >= 2
+        def caught() -> bool:
+            audits = [event for volunteer in world.volunteers for event in volunteer.said("audited")]
+            return sum(one["of"] == cheat.peer and one["moments"] > 2 for one in audits) >= 2
 
-            await eventually(caught, limit_s=600.0)
-
-    play(scenario)
+        await eventually(caught, limit_s=600.0)
 
 
 def test_the_norm_that_is_farthest_off_counts() -> None:

@@ -1,4 +1,4 @@
-"""What a volunteer is told about an address, an identity or a device that will not do, and about damaged data."""
+"""What a volunteer is told about an address, an identity or a home that will not do, and about damaged data."""
 
 from __future__ import annotations
 
@@ -78,17 +78,6 @@ def test_whoever_answers_at_an_address_writes_no_commands_to_the_terminal(progra
     assert any(line.startswith("error: ") and "your terminal is mine" in line for line in said), said
 
 
-@pytest.mark.parametrize("address", ["hello", "/ip4/127.0.0.1/tcp/31337", "/ip4/127.0.0.1/tcp/31337/p2p/Qm123"])
-def test_a_malformed_address_is_refused(programs: Programs, address: str) -> None:
-    refused(programs.run("dipaco-peer", "join", address), 2, address, "an address looks like /ip4/")
-
-
-@pytest.mark.parametrize("limit", [("--up-mbit", "0"), ("--down-mbit", "-3"), ("--up-mbit", "nan")], ids="".join)
-def test_a_limit_that_no_line_can_have_is_refused(programs: Programs, limit: tuple[str, str]) -> None:
-    address = f"/ip4/127.0.0.1/tcp/1/p2p/{Signer(bytes([9]) * 32).peer}"
-    refused(programs.run("dipaco-peer", "join", address, *limit), 2, f"{limit[1]} Mbit/s", "leave it out")
-
-
 def test_a_dead_address_is_given_up_in_time(programs: Programs) -> None:
     address = f"/ip4/127.0.0.1/tcp/1/p2p/{Signer(bytes([9]) * 32).peer}"
     began_s = time.monotonic()
@@ -103,15 +92,6 @@ def test_another_run_and_a_node_of_no_run_are_refused(programs: Programs, endles
     refused(other, 6, "not run:01234567", "line to join with")
     refused(lost, 6, "not of a dipaco-p2p run")
     assert not (other.home / "runs").exists() and not (lost.home / "runs").exists()
-
-
-def test_a_device_that_is_none_or_not_here_is_refused(programs: Programs, endless: Program) -> None:
-    import torch
-
-    address = endless.wait_address()["address"]
-    refused(programs.volunteer(address, "home", "--device", "abacus"), 2, "`abacus`", "cpu")
-    missing = f"cuda:{torch.cuda.device_count()}"
-    refused(programs.volunteer(address, "home", "--device", missing), 5, f"`{missing}`", "--device cpu")
 
 
 def test_an_identity_that_others_may_read_is_refused(programs: Programs, endless: Program) -> None:

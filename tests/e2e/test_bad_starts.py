@@ -1,4 +1,4 @@
-"""What a coordinator is told about a run file, a corpus, a port, a folder or a disk that will not do."""
+"""What a coordinator is told about a port, a folder or a disk that will not do; its run file: tests/bootstrap."""
 
 from __future__ import annotations
 
@@ -9,45 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e_harness import Program, Programs, copy_prepared, refused, write_run
+from e2e_harness import Program, Programs, refused, write_run
 
 pytestmark = pytest.mark.libp2p
 
 
 def start(programs: Programs, run_file: Path) -> Program:
     return programs.run("dipaco-bootstrap", "start", run_file, "--dir", run_file.parent / "run")
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[inner]\nstepz = 3\n", ("`stepz`", "did you mean `steps`?")),
-        ("[run]\nname = tiny\n", ("is not valid TOML", "quotes")),
-        ('[outer]\nnorm_rule = "sqr"\n', ("norm_rule", "did you mean `sqrt`?")),
-    ],
-    ids=["unknown key", "syntax", "no such choice"],
-)
-def test_a_run_file_that_is_wrong_is_refused(
-    programs: Programs, tmp_path: Path, text: str, words: tuple[str, ...]
-) -> None:
-    run_file = tmp_path / "run.toml"
-    run_file.write_text(text)
-    refused(start(programs, run_file), 2, "run.toml", *words)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_file_that_is_not_there_is_refused(programs: Programs, tmp_path: Path) -> None:
-    refused(start(programs, tmp_path / "none.toml"), 2, "none.toml", "dipaco-bootstrap init")
-
-
-def test_a_corpus_that_is_missing_or_empty_is_refused(programs: Programs, tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").touch()
-    started = []
-    for name in ("missing.txt", "empty.txt"):
-        run_file = write_run(tmp_path / f"{name[:-4]}.toml", tmp_path / name, rounds=1, min_paths=1)
-        started.append(programs.coordinator(run_file, tmp_path / f"run-{name}"))
-    refused(started[0], 2, "missing.txt", "does not exist")
-    refused(started[1], 2, "empty.txt", "no document with text")
 
 
 def test_demo_refuses_a_grid_that_is_none(programs: Programs) -> None:
@@ -65,16 +33,6 @@ def test_init_writes_what_start_takes_and_replaces_nothing(programs: Programs, t
     # That it starts, without the minutes that its defaults take: it is read, and its port is tried.
     with socket.create_server(("127.0.0.1", 31337)):
         refused(start(programs, run_file), 5, "port 31337 is taken", "another port")
-
-
-def test_a_folder_with_another_run_is_refused_and_kept(
-    programs: Programs, tmp_path: Path, corpus: Path, short_run: tuple[Path, Path]
-) -> None:
-    folder = copy_prepared(short_run[1], tmp_path / "run")
-    manifest = (folder / "warmup" / "documents" / "manifest.json").read_bytes()
-    other = write_run(tmp_path / "other.toml", corpus, rounds=5, min_paths=1)
-    refused(start(programs, other), 2, str(folder), "--dir")
-    assert (folder / "warmup" / "documents" / "manifest.json").read_bytes() == manifest
 
 
 def test_a_folder_that_another_coordinator_uses_is_refused(programs: Programs, endless: Program) -> None:

@@ -1,4 +1,4 @@
-"""A schedule of faults from one seed, played on real processes; a swarm that is stopped; and a soak of some seconds."""
+"""A schedule of faults from one seed, played on real processes, and a soak of some seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from e2e_harness import REPO, children_of, free_port, is_running, write_run
+from e2e_harness import REPO, free_port, write_run
 from forged_children import ForgedChildren
 
 from benchmarks.swarm_faults.check import check
@@ -47,25 +47,6 @@ def test_a_schedule_of_all_kinds_of_faults_breaks_no_promise(tmp_path: Path, cor
     evidence = gather(swarm.folder, homes, done=swarm.done, ended_s=ended_s)
     assert [done.verb for done in swarm.done if done.verb is Verb.KILL] and evidence.counted
     assert list(map(str, check(evidence))) == []
-
-
-def test_a_stopped_swarm_leaves_no_process(tmp_path: Path, corpus: Path) -> None:
-    run_file = write_run(tmp_path / "stop.toml", corpus, rounds=100_000, min_paths=1)
-    swarm = LocalSwarm(tmp_path / "swarm", run_file, _children=ForgedChildren(threads=1))
-
-    async def start_and_freeze() -> list[int]:
-        try:
-            await swarm.open()
-            await swarm.start("volunteer-1")
-            members = [child.process.pid for child in swarm.members.values()]
-            members += [found for pid in members for found in children_of(pid)]
-            await swarm.act(Verb.FREEZE, "volunteer-1")
-            return members
-        finally:
-            await swarm.end()
-
-    members = asyncio.run(start_and_freeze())
-    assert len(members) >= 3 and not any(map(is_running, members))
 
 
 def test_a_short_soak_finds_nothing_that_grows(tmp_path: Path, corpus: Path) -> None:

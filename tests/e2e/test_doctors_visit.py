@@ -80,9 +80,3 @@ def test_an_open_identity_is_exit_5_and_another_version_exit_6(programs: Program
     newer = write_ticket(replace(read_ticket(endless.wait_address()["ticket"]), protocol=99))
     checks = visit(programs, newer, code=6)
     assert "protocol 99" in checks["ticket"]["found"] and "upgrade" in checks["ticket"]["remedy"]
-
-
-def test_a_typo_is_exit_2_and_no_examination(programs: Programs, endless: Program) -> None:
-    ticket = endless.wait_address()["ticket"]
-    done = programs.run("dipaco-peer", "doctor", ticket[:-1] + ("q" if ticket[-1] != "q" else "p"))
-    assert done.wait() == 2 and "a typo in the ticket" in done.complaint

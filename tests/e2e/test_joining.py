@@ -67,31 +67,6 @@ def test_a_dead_seed_and_one_with_another_clock_do_not_keep_a_volunteer_out(
         refused(programs.volunteer(alone, "no-way"), 5, "none of 2 addresses", "NTP")
 
 
-def test_a_ticket_of_another_version_or_with_a_typo_is_told_before_anything_starts(
-    programs: Programs, endless: Program
-) -> None:
-    whole = read_ticket(endless.wait_address()["ticket"])
-    ticket = write_ticket(replace(whole, seeds=whole.seeds[:1]))
-    newer = write_ticket(replace(read_ticket(ticket), protocol=99))
-    refused(programs.run("dipaco-peer", "join", newer), 6, "protocol 99", "upgrade")
-    wrong = ticket[:20] + ("q" if ticket[20] != "q" else "p") + ticket[21:]
-    refused(programs.run("dipaco-peer", "join", wrong), 2, "character 21", "copy it again")
-    refused(programs.run("dipaco-peer", "join", "https://example.org/join"), 2, "no ticket", "nothing is fetched")
-    other = write_ticket(replace(read_ticket(ticket), run="ab" * 32))
-    refused(programs.volunteer(other, "other"), 6, "not run:abababab")
-    forged = write_ticket(replace(read_ticket(ticket), coordinator=Signer(bytes([8]) * 32).public_key))
-    refused(programs.volunteer(forged, "forged"), 8, "another coordinator")
-
-
-def test_the_ticket_opens_what_reads_a_run_as_well(programs: Programs, endless: Program) -> None:
-    ticket = endless.wait_address()["ticket"]
-    volunteer = programs.volunteer(ticket, "reader")
-    volunteer.wait_event("receipt")
-    account = programs.run("dipaco-peer", "me", ticket, "--home", volunteer.home)
-    assert account.wait() == 0 and "volunteer 12D3Koo" in account.said, account.complaint
-    assert volunteer.end() == 0, volunteer.complaint
-
-
 def test_a_run_that_was_joined_is_joined_again_without_its_ticket(programs: Programs, endless: Program) -> None:
     plate = endless.wait_address()
     run, nobody = plate["run"], write_ticket(replace(read_ticket(plate["ticket"]), seeds=(DEAD,)))

@@ -1,9 +1,7 @@
-"""A volunteer's wishes, as a user gives them: a schedule, limits and a file, to the real programs."""
+"""A volunteer's wishes, as a user gives them: a schedule and a name, to the real programs."""
 
 from __future__ import annotations
 
-import json
-import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -25,24 +23,6 @@ def test_outside_of_its_schedule_a_volunteer_stays_in_the_swarm_and_claims_nothi
     assert "paused for schedule until" in volunteer.complaint
     assert volunteer.end() == 0, volunteer.complaint
     assert volunteer.wait_event("left")["t"] >= first["t"]
-
-
-def test_a_file_is_obeyed_and_its_mistakes_are_one_line(programs: Programs, endless: Program) -> None:
-    address, wishes = endless.wait_address()["address"], programs.folder / "wishes.toml"
-    wishes.write_text("[limits]\nup_mbits = 3\n")
-    refused(programs.volunteer(address, "home", "--config", str(wishes)), 2, "`up_mbits`", "did you mean `up_mbit`?")
-    wishes.write_text("[limits]\ndisk_gb = 0.0001\n")
-    refused(programs.volunteer(address, "home", "--config", str(wishes)), 5, "`disk_gb`", "0.1 MB", "raise")
-    assert taken(programs.folder / "home" / "runs") < 2e5
-
-
-def test_a_month_that_is_used_up_is_refused_before_anybody_is_asked(programs: Programs, endless: Program) -> None:
-    home = programs.folder / "used"
-    home.mkdir()
-    (home / "month.json").write_text(json.dumps({"month": time.strftime("%Y-%m"), "bytes": 2 * 10**9}))
-    volunteer = programs.volunteer(endless.wait_address()["address"], "used", "--month-gb", "1.5")
-    refused(volunteer, 5, "2.00 GB of the 1.5 GB of this month", "it goes on from 01 ")
-    assert not (home / "runs").exists()
 
 
 def test_a_name_is_seen_by_all_until_a_decree_hides_it(programs: Programs, endless: Program) -> None:
@@ -75,7 +55,3 @@ def test_a_name_is_seen_by_all_until_a_decree_hides_it(programs: Programs, endle
         "Ada" in line for line in shown
     )
     assert volunteer.end() == 0, volunteer.complaint
-
-
-def taken(folder: Path) -> int:
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

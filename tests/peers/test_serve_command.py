@@ -44,6 +44,7 @@ def test_a_folder_is_served_until_a_signal_says_stop(served: Served) -> None:
         (("--memory", "0.00001"), 2, "but one path and its text take"),
         (("--run", "abcdef01"), 6, "not run:abcdef01"),
         (("--device", "abacus"), 2, "`abacus` is not a device"),
+        (("--device", "cuda:99"), 5, "`cuda:99`"),
     ],
 )
 def test_what_cannot_be_served_is_one_line_and_an_exit_code(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from runtime_harness import TinyVolunteer, World
 from tiny_run import tiny_config
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from bootstrap.archives.verify import verify_run
 from dipaco_p2p.canonical import digest
@@ -51,20 +51,6 @@ async def test_four_volunteers_complete_a_run_that_verifies(tmp_path: Path) -> N
         assert len(receipts(world.volunteers)) == 4 * 3 * 2 == len(counted(world))
 
 
-def test_a_run_repeats_itself_to_the_bit(tmp_path: Path) -> None:
-    found = []
-
-    async def scenario() -> None:
-        async with World(tmp_path / str(len(found))) as world:
-            world.join_all()
-            await world.done()
-            found.append(world.digests())
-
-    play(scenario)
-    play(scenario)
-    assert found[0] == found[1]
-
-
 async def test_everybody_holds_the_same_bits_of_every_module(tmp_path: Path) -> None:
     async with World(tmp_path) as world:
         world.join_all()
@@ -75,44 +61,6 @@ async def test_everybody_holds_the_same_bits_of_every_module(tmp_path: Path) -> 
             assert reader.params is not None
             data = encode_module(reader.params, world.run.layout(reader.module))
             assert digest(data) == world.digests()[reader.module]
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_loss_delay_and_duplication_break_no_receipt(tmp_path: Path, seed: int) -> None:
-    async with World(tmp_path, seed=seed, delay_s=(0.0, 0.3), loss=0.03, duplication=0.2) as world:
-        world.join_all()
-        await world.done()
-        require_complete(world)
-
-
-async def test_the_work_of_a_killed_volunteer_goes_on(tmp_path: Path) -> None:
-    config = tiny_config(rounds=6)
-    async with World(tmp_path, config=config, delay_s=(0.0, 0.05)) as world:
-        world.join_all()
-        await eventually(lambda: sum(len(volunteer.ownership.modules) for volunteer in world.volunteers) == 5)
-        await eventually(lambda: all(volunteer.said("receipt") for volunteer in world.volunteers))
-        victim = max(world.volunteers, key=lambda volunteer: len(volunteer.ownership.modules))
-        led = {module: world.seed.term(module) for module in victim.ownership.modules}
-        path = victim.said("claimed")[-1]["path"]
-        assert led
-        await world.kill(victim)
-        killed_s, ttl_s = world.clock.now_s(), world.run.config.liveness.heartbeat_ttl_s
-        others = [volunteer for volunteer in world.volunteers if volunteer is not victim]
-        others.append(world.join(5))
-
-        def is_taken() -> bool:
-            """By a survivor that is done with its own, or by the newcomer."""
-            claims = [event for volunteer in others for event in volunteer.said("claimed")]
-            return any(event["path"] == path and event["t"] > killed_s for event in claims)
-
-        await eventually(is_taken, limit_s=3 * ttl_s)
-        for volunteer in world.volunteers:
-            if volunteer is not victim:
-                await volunteer.done()
-        require_complete(world)
-        for module, term in led.items():
-            terms = [sealed.document.term for sealed in world.seed.archive.ledgers[module].versions]
-            assert term + 1 in terms, f"{module} was led in the terms {terms}"
 
 
 async def test_a_volunteer_that_leaves_hands_over_what_it_has(tmp_path: Path) -> None:

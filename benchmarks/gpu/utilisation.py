@@ -31,6 +31,7 @@ PATH = ModelConfig(
 """149.8 million parameters, 12 blocks."""
 BATCH = 32
 PEAK_SIZE = 8192
+REPEATS = 20
 WARM_STEPS = 5
 NOMINAL = {
     "H200": 989e12,
@@ -94,7 +95,6 @@ class Way:
     batch: int = BATCH
     is_compiled: bool = True
     is_exact: bool = False
-    eight_bit: bool | None = None
     optimizer: str = ADAMW
 
 
@@ -112,9 +112,7 @@ class Bare:
     ) -> None:
         """`prepare` may change the path before its first step."""
         inner = replace(InnerConfig(), batch=way.batch, optimizer=way.optimizer)
-        self.loop = InnerLoop(
-            inner, TOTAL_STEPS, model, device=device, seed=0, eight_bit=way.eight_bit, micro=micro or MicroBatch()
-        )
+        self.loop = InnerLoop(inner, TOTAL_STEPS, model, device=device, seed=0, micro=micro or MicroBatch())
         fast = not way.is_exact and hindrance(device) is None
         self.loop.use(fast=fast, compiled=fast and way.is_compiled and compile_hindrance(device) is None)
         self.flats = list(initial_modules(model, seed=0).values())
@@ -167,11 +165,11 @@ def memory_bytes(device: str) -> int:
     return torch.cuda.max_memory_reserved(device) if torch.device(device).type == "cuda" else 0
 
 
-def peak_flops(device: str, *, size: int = PEAK_SIZE, repeats: int = 20) -> float:
+def peak_flops(device: str, *, size: int) -> float:
     """FLOP/s of the quickest of some products of two bfloat16 matrices."""
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     quickest_s = float("inf")
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         began_s = time.perf_counter()
         left @ right
         if left.is_cuda:

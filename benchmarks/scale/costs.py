@@ -70,7 +70,6 @@ class Peer:
     since_s: float = 0.0
     round: int = 0
     doing: str = "choosing"
-    trained_s: float = 0.0
     counted_s: float = 0.0
     has_worked: bool = False
     serial: int = 0

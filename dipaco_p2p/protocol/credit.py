@@ -39,8 +39,7 @@ def share_credit(tokens: int, *, tokens_full: int, levels: int) -> float:
     return min(tokens, tokens_full) / levels
 
 
-def recent_credit(earned: Iterable[Earned], *, now_s: float, half_life_s: float = HALF_LIFE_S) -> float:
+def recent_credit(earned: Iterable[Earned], *, now_s: float) -> float:
     """Credit a day. What a clock that is ahead dates into the future counts as earned just now."""
-    assert half_life_s > 0, half_life_s
-    weights = (one.credit * math.exp2(-max(now_s - one.at_s, 0.0) / half_life_s) for one in earned)
-    return math.fsum(weights) * math.log(2) * DAY_S / half_life_s
+    weights = (one.credit * math.exp2(-max(now_s - one.at_s, 0.0) / HALF_LIFE_S) for one in earned)
+    return math.fsum(weights) * math.log(2) * DAY_S / HALF_LIFE_S

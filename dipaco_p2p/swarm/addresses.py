@@ -99,11 +99,11 @@ def best_address(addresses: Sequence[str]) -> str:
     return next((address for address in addresses if not _is_loopback(address)), addresses[0])
 
 
-def worth_giving(addresses: Sequence[str], *, most: int = GIVEN_MAX) -> list[str]:
+def worth_giving(addresses: Sequence[str]) -> list[str]:
     """Those to put into a ticket: direct ones that leave this machine; if none does, the first direct one."""
     direct = [address for address in addresses if not is_circuit(address)]
     outside = [address for address in direct if not _is_loopback(address)]
-    return outside[:most] or direct[:1]
+    return outside[:GIVEN_MAX] or direct[:1]
 
 
 def worth_trying(addresses: Sequence[str], chance: random.Random, *, most: int) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from .router import Doubles, Paths, Router, best, spread, standardise
 RESTARTS = 4
 PLACES = 4
 """Documents whose standardised features agree to this many decimals count as one when the data are checked."""
+ITERATIONS_MAX = 50
 ROUNDS = 20
 """Balancing rounds in each k-means iteration; the end gets more."""
 
@@ -28,7 +29,6 @@ def fit_kmeans(
     *,
     path_count: int,
     seed: int,
-    iterations: int = 50,
     balance: bool = True,
     begin: Paths | None = None,
 ) -> Router:
@@ -47,7 +47,7 @@ def fit_kmeans(
         starts = [_plus_plus(distinct, path_count, generator) for _ in range(RESTARTS)]
     else:
         starts = [np.stack([points[begin == path].mean(axis=0) for path in range(path_count)])]
-    fits = [_lloyd(points, start, iterations, balance) for start in starts]
+    fits = [_lloyd(points, start, balance) for start in starts]
     # Documents far from each other as centroids, without bias: not the best, but with no empty path.
     fits.append((_far_apart(distinct, path_count), np.zeros(path_count)))
     routers = [_linear(*fit, mean=mean, scale=scale) for fit in fits]
@@ -100,13 +100,13 @@ def _require_documents(distinct_count: int, path_count: int) -> None:
         )
 
 
-def _lloyd(points: Doubles, centroids: Doubles, iterations: int, balance: bool) -> tuple[Doubles, Doubles]:
+def _lloyd(points: Doubles, centroids: Doubles, balance: bool) -> tuple[Doubles, Doubles]:
     """Centroids (P, D), and the bias (P,) that is added to the negative squared distances."""
     path_count = len(centroids)
     bias = np.zeros(path_count)
     wanted = even(len(points), path_count)
     last: Array = np.empty(0)
-    for _ in range(iterations):
+    for _ in range(ITERATIONS_MAX):
         scores = -_distances(points, centroids)
         if balance:
             fitted = fit_bias(scores, wanted, start=bias, badness=unevenness, enough=BALANCED, rounds=ROUNDS)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from stages_harness import Home, play_whole, run_file
 from typer.testing import CliRunner
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from bootstrap.cli import app
 from bootstrap.runfile import load_run_file, template
@@ -65,21 +65,17 @@ def test_a_run_leaves_the_curves_of_its_coordinator_and_of_each_volunteer(tmp_pa
     assert max(one["grid/receipts"].values()) == 2, "one of each module of a path"
 
 
-def test_a_coordinator_that_died_goes_on_with_its_curves(tmp_path: Path, corpus: Path) -> None:
+async def test_a_coordinator_that_died_goes_on_with_its_curves(tmp_path: Path, corpus: Path) -> None:
     kept = Kept(tmp_path)
     home = Home(tmp_path, run_file(corpus), curves=kept.open)
-
-    async def scenario() -> None:
-        home.start()
-        await home.join(1, 2)
-        await eventually(lambda: home.heads("grid") and min(home.heads("grid").values()) >= 1)
-        await home.die()
-        home.start()
-        await home.volunteers_done()
-        await eventually(home.is_over)
-        await home.close()
-
-    play(scenario)
+    home.start()
+    await home.join(1, 2)
+    await eventually(lambda: home.heads("grid") and min(home.heads("grid").values()) >= 1)
+    await home.die()
+    home.start()
+    await home.volunteers_done()
+    await eventually(home.is_over)
+    await home.close()
     found = kept.read("coordinator")
     assert sorted(found["grid/validation_loss"]) == [0, 1, 2, 3]
     assert (tmp_path / "coordinator.csv").read_text().count("time,stage") == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_harness import TinyVolunteer, World, flip
+from runtime_harness import TinyVolunteer, World, digests_of, flip
 from tiny_run import tiny_config
 from virtual_time import eventually, play
 
@@ -82,23 +82,9 @@ class Hang:
         return self.victim.status.round
 
 
-def uninterrupted(folder: Path) -> dict[ModuleId, str]:
-    """The digests of a run in which nothing happens."""
-    found: dict[ModuleId, str] = {}
-
-    async def scenario() -> None:
-        async with World(folder, config=tiny_config(rounds=ROUNDS)) as world:
-            world.join_all()
-            await world.done()
-            found.update(world.digests())
-
-    play(scenario)
-    return found
-
-
 @pytest.fixture(scope="module")
 def digests_of_a_quiet_run(tmp_path_factory: pytest.TempPathFactory) -> dict[ModuleId, str]:
-    return uninterrupted(tmp_path_factory.mktemp("quiet"))
+    return digests_of(tmp_path_factory.mktemp("quiet"), tiny_config(rounds=ROUNDS))
 
 
 def require_every_path_in_every_version(world: World) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from e2e_harness import write_corpus
 from stages_harness import RESHARDED_ONCE, Home, run_file
-from virtual_time import eventually, play
+from virtual_time import eventually
 
 from dipaco_p2p.config import WarmupConfig
 from dipaco_p2p.use.folder import GRID
@@ -16,7 +16,7 @@ from peers.preferences.keys import Limits
 from peers.stages import StageRunner
 
 
-def test_keepers_stay_after_the_last_round_and_are_challenged_until_they_leave(
+async def test_keepers_stay_after_the_last_round_and_are_challenged_until_they_leave(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     runners: list[StageRunner] = []
@@ -35,19 +35,16 @@ def test_keepers_stay_after_the_last_round_and_are_challenged_until_they_leave(
         keepers = json.loads(path.read_text())["document"]["keepers"] if path.exists() else []
         return min((int(one["proofs"]) for one in keepers), default=0) if len(keepers) == 2 else 0
 
-    async def scenario() -> None:
-        home.start()
-        await home.join(1, 2, limits=Limits(keep_gb=0.5))
-        await eventually(lambda: len(runners) == 2 and all(each.status is not None for each in runners))
-        await eventually(lambda: all(each.status and each.status.doing == "keeping" for each in runners))
-        before = proofs()
-        await eventually(lambda: proofs() >= before + 3, limit_s=400)
-        assert all(each.status and each.status.kept_ranges == 3 for each in runners), "one of each module"
-        assert home.seed is not None and (seen := home.seed.stage()) is not None
-        assert sum(beat.doing == "keeping" for beat in seen.watch.heartbeats.values()) == 2
-        for each in runners:
-            each.stop()
-        await home.volunteers_done()
-        await home.close()
-
-    play(scenario, limit_s=900.0)
+    home.start()
+    await home.join(1, 2, limits=Limits(keep_gb=0.5))
+    await eventually(lambda: len(runners) == 2 and all(each.status is not None for each in runners))
+    await eventually(lambda: all(each.status and each.status.doing == "keeping" for each in runners))
+    before = proofs()
+    await eventually(lambda: proofs() >= before + 3, limit_s=400)
+    assert all(each.status and each.status.kept_ranges == 3 for each in runners), "one of each module"
+    assert home.seed is not None and (seen := home.seed.stage()) is not None
+    assert sum(beat.doing == "keeping" for beat in seen.watch.heartbeats.values()) == 2
+    for each in runners:
+        each.stop()
+    await home.volunteers_done()
+    await home.close()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from runtime_harness import TinyVolunteer, World
 from tiny_run import MODEL, initial, make_run, tiny_config
-from virtual_time import end, eventually, play
+from virtual_time import end, eventually
 
 from dipaco_p2p.config import CompressionConfig, RunConfig
 from dipaco_p2p.core.arrays import from_bfloat16, to_bfloat16
@@ -346,7 +346,9 @@ def test_codecs_that_lose_little_begin_at_the_version(tmp_path: Path) -> None:
     assert all(begun is flat for begun, flat in zip(trainer.beginning(FIRST), FIRST, strict=True))
 
 
-def test_volunteers_of_a_run_go_on_from_where_their_paths_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_volunteers_of_a_run_go_on_from_where_their_paths_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     works: dict[tuple[PathId, int], Work] = {}
     versions: dict[tuple[ModuleId, int], Flat] = {}
     honest = Contributor.contribute
@@ -355,18 +357,15 @@ def test_volunteers_of_a_run_go_on_from_where_their_paths_are(tmp_path: Path, mo
         works[assignment.path, work.round_number] = work
         return await honest(self, assignment, work, **changes)
 
-    async def scenario() -> None:
-        async with World(tmp_path, config=config_of("top128")) as world:
-            world.join_all()
-            await world.done()
-            for module, ledger in world.seed.archive.ledgers.items():
-                for version in (sealed.document for sealed in ledger.versions):
-                    data = world.seed.node.store.get(version.snapshot.digest)
-                    if data is not None:
-                        versions[module, version.version] = decode_module(data, world.run.layout(module))
-
     monkeypatch.setattr(Contributor, "contribute", noting)
-    play(scenario)
+    async with World(tmp_path, config=config_of("top128")) as world:
+        world.join_all()
+        await world.done()
+        for module, ledger in world.seed.archive.ledgers.items():
+            for version in (sealed.document for sealed in ledger.versions):
+                data = world.seed.node.store.get(version.snapshot.digest)
+                if data is not None:
+                    versions[module, version.version] = decode_module(data, world.run.layout(module))
     seen = 0
     for path in {path for path, _ in works}:
         owed: list[Flat | None] = [None] * len(FIRST)

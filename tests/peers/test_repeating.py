@@ -54,7 +54,7 @@ def refusals(world: World) -> list[str]:
 
 
 @pytest.mark.parametrize("uplink", ["int4", "int8", "int2", "top128", "ternary160"])
-def test_honest_work_is_repeated_and_comes_out_the_same(
+async def test_honest_work_is_repeated_and_comes_out_the_same(
     tmp_path: Path, uplink: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, fetched = Repeater._state, list[bool]()
@@ -64,19 +64,15 @@ def test_honest_work_is_repeated_and_comes_out_the_same(
         return await original(self, work, ref)
 
     monkeypatch.setattr(Repeater, "_state", noted)
-
-    async def scenario() -> None:
-        async with World(tmp_path, config=audited_config(uplink=uplink)) as world:
-            world.join_all()
-            await world.done()
-            found = audits(world)
-            assert len(found) >= 8, "the first round is trained by strangers alone, of whom nobody audits"
-            assert all(one["cosine"] > 0.999 and abs(one["ratio"] - 1) < 0.01 for one in found), "but for bfloat16"
-            assert {round(one["moments"], 6) for one in found} == {1.0}
-            assert Reason.NOT_REPEATED not in refusals(world)
-            assert fetched and not any(fetched), "of like machines the state after the steps is not fetched"
-
-    play(scenario)
+    async with World(tmp_path, config=audited_config(uplink=uplink)) as world:
+        world.join_all()
+        await world.done()
+        found = audits(world)
+        assert len(found) >= 8, "the first round is trained by strangers alone, of whom nobody audits"
+        assert all(one["cosine"] > 0.999 and abs(one["ratio"] - 1) < 0.01 for one in found), "but for bfloat16"
+        assert {round(one["moments"], 6) for one in found} == {1.0}
+        assert Reason.NOT_REPEATED not in refusals(world)
+        assert fetched and not any(fetched), "of like machines the state after the steps is not fetched"
 
 
 class Longer(PathTrainer):
@@ -115,19 +111,15 @@ class SparselyIndebted(Indebted):
 @pytest.mark.parametrize(
     ("trainer", "honest"), [(Longer, 6), (OtherText, 6), (Longer, 2), (Indebted, 6), (SparselyIndebted, 6)]
 )
-def test_forged_work_does_not_count(tmp_path: Path, trainer: Callable[..., PathTrainer], honest: int) -> None:
+async def test_forged_work_does_not_count(tmp_path: Path, trainer: Callable[..., PathTrainer], honest: int) -> None:
     """With two others alive, one of them leads and repeats it as well."""
-
-    async def scenario() -> None:
-        uplink = "ternary160" if trainer is SparselyIndebted else "int4"
-        async with World(tmp_path, config=audited_config(rounds=8, uplink=uplink)) as world:
-            world.join_all(range(1, honest + 1))
-            cheat = world.join(CHEAT, make_trainer=trainer)
-            await eventually(lambda: caught(world, cheat), limit_s=600.0)
-            others = {volunteer.peer for volunteer in world.volunteers} - {cheat.peer}
-            assert all(not is_off(one) for one in audits(world) if one["of"] in others)
-
-    play(scenario)
+    uplink = "ternary160" if trainer is SparselyIndebted else "int4"
+    async with World(tmp_path, config=audited_config(rounds=8, uplink=uplink)) as world:
+        world.join_all(range(1, honest + 1))
+        cheat = world.join(CHEAT, make_trainer=trainer)
+        await eventually(lambda: caught(world, cheat), limit_s=600.0)
+        others = {volunteer.peer for volunteer in world.volunteers} - {cheat.peer}
+        assert all(not is_off(one) for one in audits(world) if one["of"] in others)
 
 
 def is_off(audit: dict[str, Any]) -> bool:

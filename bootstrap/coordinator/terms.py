@@ -36,6 +36,9 @@ term granted meanwhile to somebody else would throw away what they did."""
 LOST_CALLS = 3
 """So many calls of a round may be lost before its leader is thought to be idle."""
 
+AHEAD_MAX = 4
+"""Versions that a leader may make of its own work alone before any other module of its paths has the first of them."""
+
 SLACK_HEARTBEATS = 1 / 3
 """How much later than others we may see that nobody leads, in lives of a heartbeat: two looks at the swarm."""
 
@@ -101,8 +104,9 @@ class Terms(Granting):
     def takes_back(self, module: ModuleId) -> bool:
         """Whether the module's leader has made no version for longer than any round takes, while others were there and
         nothing was frozen; or tells of fewer than we have signed; or goes on though another was granted the module; or
-        granted it to itself, as a stranger in a group. Leading costs nothing, and a leader that refuses everybody would
-        stop the module. Also whether we took it back and have not come to lead it yet: nobody else may."""
+        granted it to itself, as a stranger in a group; or runs ahead of everybody. Leading costs nothing, and a leader
+        that refuses all others would stop the module. Also whether we took it back and have not come to lead it yet:
+        nobody else may."""
         node, ledger, now_s = self._node, self._chains[module].ledger, self._node.clock.now_s()
         rounds, ttl_s = node.run.config.rounds, node.run.config.liveness.heartbeat_ttl_s
         leader, version = node.watch.leader(module), ledger.head.version
@@ -113,7 +117,7 @@ class Terms(Granting):
             for since in (self._moved, self._behind_s, self._deposed_s):
                 since.pop(module, None)
             return leader is None and version < self._ours_until.get(module, 0)
-        if self._is_usurped(module, leader):
+        if self._is_usurped(module, leader) or self._runs_ahead(module, leader):
             return True
         others = len(node.watch.volunteers() - {leader})
         paths = node.run.topology.paths_through(module)
@@ -140,6 +144,21 @@ class Terms(Granting):
         mandate = self._node.mandates.newest(module)
         is_granted_by_group = len(mandate) > 1 and mandate[-1].document.leader == leader
         return is_granted_by_group and self._is_stranger(leader) and not self.is_catching_up
+
+    def _runs_ahead(self, module: ModuleId, leader: PeerId) -> bool:
+        """Whether it counts nothing but its own work, faster than the module's paths are trained. Who trains a path
+        waits for all its modules, so whoever is alone is not ahead of them; this leader would soon have made the last
+        version of the run."""
+        ledger = self._chains[module].ledger
+        last = [sealed.document for sealed in ledger.versions[-AHEAD_MAX:]]
+        shares = [share for version in last for share in version.shares]
+        if len(last) < AHEAD_MAX or {leader} != {version.author for version in last} | {one.peer for one in shares}:
+            return False
+        reached = [
+            max((self._chains[other].ledger.head.version for other in path.modules() if other != module), default=None)
+            for path in {share.path for share in shares}
+        ]
+        return all(version is not None and version + AHEAD_MAX <= ledger.head.version for version in reached)
 
     def _is_stranger(self, peer: PeerId) -> bool:
         """Whether the last versions count no work of it: it could stop a module, so it gets none while we live. Nor

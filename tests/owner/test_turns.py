@@ -25,6 +25,7 @@ from runtime_harness import TinyLeader, World, offer
 from tiny_run import gradient_bytes, signer
 from virtual_time import eventually
 
+from bootstrap.coordinator.terms import AHEAD_MAX
 from dipaco_p2p.errors import Refused, Unreachable
 from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import head_record
@@ -362,6 +363,22 @@ async def test_a_leader_that_makes_no_version_loses_the_module(tmp_path: Path) -
         await make_first_version(world, second.node)
         await require_refused(first)  # while somebody lives that has not lost it so
         await second.lead(MODULE)
+
+
+async def test_a_leader_that_runs_ahead_alone_loses_the_module(tmp_path: Path) -> None:
+    """Attack: a leader that had worked closed each round with its own work alone, as fast as it could, and so made the
+    module's last version while all other modules had their first."""
+    async with on_stage(tmp_path, rounds=3 * AHEAD_MAX) as (world, first, second, author):
+        await first.lead(MODULE)
+        await make_versions(world, first, first.node, AHEAD_MAX - 1)
+        await make_versions(world, first, second.node, seed=1)
+        await make_versions(world, first, first.node, AHEAD_MAX - 1, seed=2)
+        assert not world.seed.terms.takes_back(MODULE)
+        await make_versions(world, first, first.node, seed=3)
+        await eventually(lambda: MODULE in world.seed.ownership.modules)
+        assert world.seed.archive.ledgers[MODULE].head.version == 2 * AHEAD_MAX
+        await first.ownership._check(MODULE)
+        await require_refused(first)
 
 
 async def test_a_module_that_was_taken_back_is_led_though_the_first_try_fails(

@@ -12,7 +12,8 @@ appraisals of a round is decided here, by the leader and by everyone who makes t
   other author says what is usual.
 - One judge may be a friend of the author, or an enemy: two must agree to refuse, or the coordinator says so. While
   they do not agree, and it is away, work counts only of those whom the chain knows.
-- If most of those whom the chain knows would be refused, the run has a problem and not the peers: none of them is.
+- If most of those whom the chain knows would be refused, the run has a problem and not the peers: none of them is. One
+  alone is refused if the work of anybody else surely gains.
 
 An **audit** looks at the work itself: another peer takes the same inner steps from the same state on the same text.
 An author's first works are audited, later ones now and then, so that work which gains and is still not what it claims
@@ -137,8 +138,9 @@ def refused(works: Mapping[str, Judged], *, coordinator: PeerId) -> dict[str, Re
         for id_, work in new.items()
     }
     found = {id_: reason for id_, reason in faults.items() if reason is not None}
-    known = {id_ for id_, work in new.items() if work.is_known and work.appraisals}
-    if 2 * len(known & found.keys()) > len(known):
+    known = {id_: work.author for id_, work in new.items() if work.is_known and work.appraisals}
+    others = [work for id_, work in new.items() if id_ not in found]
+    if _is_of_the_run({known[id_] for id_ in known.keys() & found.keys()}, set(known.values()), others):
         found = {id_: reason for id_, reason in found.items() if id_ not in known}
     failed = {id_: _why_not(work) for id_, work in works.items() if is_forged(work.appraisals)}
     audited = {work.author for work in works.values() if any(_repetitions(work.appraisals))}
@@ -150,6 +152,13 @@ def refused(works: Mapping[str, Judged], *, coordinator: PeerId) -> dict[str, Re
         if not all(_are_most(authors, crowd) for crowd in crowds):
             found |= dict.fromkeys(alike, why)
     return found
+
+
+def _is_of_the_run(failed: set[PeerId], known: set[PeerId], others: Iterable[Judged]) -> bool:
+    """Whether so many of the `known` authors failed that it says something of the run, and nothing of them. Each counts
+    once, on however many paths it works; and of one alone it says nothing if `others`, even strangers, surely gain."""
+    is_alone = len(known) < KNOWN_MIN
+    return 2 * len(failed) > len(known) and not (is_alone and any(map(_surely_gains, others)))
 
 
 def _are_most(failed: set[PeerId], audited: set[PeerId]) -> bool:
@@ -245,8 +254,12 @@ def _must_gain(work: Judged, works: Iterable[Judged]) -> bool:
     others = [one for one in works if one.appraisals and one.author != work.author]
     known = [one for one in others if one.is_known]
     is_usual_known = len({one.author for one in known}) >= KNOWN_MIN
-    gains = (all(said.gain > HARM_ERRORS * said.error for said in one.appraisals) for one in known or others)
-    return not is_usual_known and any(gains)
+    return not is_usual_known and any(map(_surely_gains, known or others))
+
+
+def _surely_gains(work: Judged) -> bool:
+    said = work.appraisals
+    return bool(said) and all(one.gain > HARM_ERRORS * one.error for one in said)
 
 
 def _rates(works: Iterable[Judged]) -> list[float]:

@@ -90,11 +90,36 @@ def test_two_judges_or_the_coordinator_refuse_work(work: Judged, expected: Reaso
 
 
 def test_when_most_of_the_known_would_fail_only_strangers_are_refused() -> None:
-    known, strange = judged(BAD, BAD), judged(BAD, BAD, is_known=False)
-    works = {"a": known, "b": known, "c": judged(GOOD, GOOD), "d": strange}
+    strange, bad, good = judged(BAD, BAD, is_known=False), judged(BAD, BAD), judged(GOOD, GOOD)
+    works = {"a": by(signer(2), bad), "b": by(signer(3), bad), "c": by(signer(4), good), "d": strange}
     assert refused(works, coordinator=COORDINATOR.peer) == {"d": Reason.HARMFUL}
-    works |= {"e": judged(GOOD, GOOD)}  # now it is half of them
+    works |= {"e": by(signer(5), good)}  # now it is half of them
     assert refused(works, coordinator=COORDINATOR.peer).keys() == {"a", "b", "d"}
+
+
+def test_an_author_with_many_works_is_not_most_of_the_known() -> None:
+    """Attack: work on several paths by one author was most of the round's, as if the run had a problem."""
+    works = {"a": judged(BAD, BAD), "b": judged(BAD, BAD), "c": by(signer(2), judged(GOOD, GOOD))}
+    assert refused(works, coordinator=COORDINATOR.peer).keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([judged(GOOD, GOOD, is_known=False)], {"known": Reason.HARMFUL}),
+        ([judged((0.2, 0.1), (0.2, 0.1), is_known=False)], {}),  # it may be chance
+        ([judged(GOOD, BAD, is_known=False)], {"0": Reason.UNJUDGED}),
+        ([judged(is_known=False)], {}),
+        ([], {}),
+    ],
+)
+def test_the_only_known_author_is_refused_where_the_work_of_others_surely_gains(
+    others: list[Judged], expected: dict[str, Reason]
+) -> None:
+    """Attack: in a grid's first round the only one who had worked before was most of those whom the chain knew, so
+    neither judges nor the coordinator's seed node could refuse its work."""
+    strange = {str(number): by(signer(number + 2), work) for number, work in enumerate(others)}
+    assert refused({"known": judged(BAD, BAD), **strange}, coordinator=COORDINATOR.peer) == expected
 
 
 def test_strangers_do_not_say_what_is_usual_while_the_chain_knows_others() -> None:

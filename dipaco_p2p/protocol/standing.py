@@ -8,7 +8,9 @@ for as long as it liked. A graver one about the same work may follow, since audi
 - **Probation**: until auditors have repeated its first works, a peer's work weighs a quarter, unless it was itself
   repeated before it counted.
 - A peer whose work was refused since it does not gain weighs half for some versions.
-- A peer that withheld what an audit needs is on probation again.
+- A peer that withheld what an audit needs, or left before it gave it, is on probation again. After that it is audited
+  more often than others, the more often the more audits it has withheld: each may hide all that it has forged since the
+  last one.
 - A peer that **forged** work waits: for some versions none of its work counts. After that it is a newcomer again.
 - An auditor that most others contradict is not **heard** for some versions, neither as an auditor nor as a judge.
 
@@ -103,8 +105,12 @@ class Findings:
 class Standing:
     """Of one peer on one chain, as of its head."""
 
+    is_known: bool = False
+    """Whether the chain counts work of it since it last forged one."""
     works: int = 0
-    """Of it that the chain counts since it last forged one."""
+    """Of it that the chain counts since it last forged or withheld: the more, the fewer are audited."""
+    withheld: int = 0
+    """How often it withheld what an audit needed, since it last forged: as many times more works are audited."""
     repeated: int = 0
     """Of its works that auditors could repeat, since it last forged or withheld."""
     waits: int = 0
@@ -114,10 +120,6 @@ class Standing:
     is_doubted: bool = False
     is_heard: bool = True
     """Whether its word on others' work counts."""
-
-    @property
-    def is_known(self) -> bool:
-        return self.works > 0
 
     @property
     def is_out(self) -> bool:
@@ -130,7 +132,8 @@ class Standing:
 
     def audit_chance(self, audited: int) -> float:
         """How likely its next work is audited."""
-        return 1.0 if self.is_on_probation(audited) else max(AUDITED_MIN, 1 / (self.works + 1))
+        chance = (1 + self.withheld) * max(AUDITED_MIN, 1 / (self.works + 1))
+        return 1.0 if self.is_on_probation(audited) else min(1.0, chance)
 
     def weight(self, audited: int, *, is_repeated: bool = False) -> float:
         """What its next work weighs over one in full standing; `is_repeated`: auditors could repeat this very work."""
@@ -236,11 +239,15 @@ class Standings:
         return bool(self._worked.get(peer))
 
     def of(self, peer: PeerId) -> Standing:
-        forged, withheld = self.last_found("forged", peer), self.last_found("withheld", peer)
+        worked, withheld = self._worked.get(peer, []), self._found.get(("withheld", peer), [])
+        forged = self.last_found("forged", peer)
+        begin = max(forged, self.last_found("withheld", peer))
         failed, contradicted = self.last_found("failed", peer), self.last_found("contradicted", peer)
         return Standing(
-            works=_after(self._worked.get(peer, []), forged),
-            repeated=_after(self._found.get(("repeated", peer), []), max(forged, withheld)),
+            is_known=_after(worked, forged) > 0,
+            works=_after(worked, begin),
+            withheld=_after(withheld, forged),
+            repeated=_after(self._found.get(("repeated", peer), []), begin),
             waits=max(0, forged + FORGERS_WAIT - self._head) if forged else 0,
             is_expelled=self.expelled(peer) is not None,
             is_doubted=failed > 0 and self._head < failed + DOUBTED_FOR,

@@ -174,16 +174,16 @@ class Repeater:
         return most
 
     async def _state(self, work: Contribution, ref: BlobRef) -> bytes | None:
-        """One of its author's; None if it withholds it. Raises SwarmError if it is gone."""
+        """One of its author's; None if the author does not give it. That it has left the swarm is no excuse: a forger
+        could leave whenever it is asked, and come back."""
         if ref.size > state_bytes_max(self._node.run.config, work.path):
             return b""  # which is no state
+        await self._node.watch.find(work.author)  # in a large swarm its heartbeat is not among those that we read
         for _ in range(TRIES):
             try:
                 return await fetch_in_time(self._node, ref, holders=[work.author])
             except (SwarmError, IntegrityError) as error:
                 log.info("no state %s from its author: %s", ref.digest[:8], error)
-                if work.author not in self._node.watch.heartbeats:
-                    raise
                 if isinstance(error, Unreachable):  # it had the time for all tries, and others wait for us
                     return None
                 await self._node.clock.sleep(1.0)

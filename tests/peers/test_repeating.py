@@ -22,15 +22,17 @@ from dipaco_p2p.core.arrays import from_bfloat16, to_bfloat16
 from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.outer.compress import compress, decode_compressed, encode_compressed
 from dipaco_p2p.core.tensor_file import decode, encode
-from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.errors import BlobMissing, IntegrityError
 from dipaco_p2p.node import reading
 from dipaco_p2p.node.calls import GetChain
 from dipaco_p2p.node.items import Page
+from dipaco_p2p.node.node import fetch_in_time
 from dipaco_p2p.node.reading import ask_chain
+from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol.documents import BlobRef, Contribution
 from dipaco_p2p.protocol.gate import MADE_UP, Repetition
 from dipaco_p2p.protocol.reasons import Reason
-from dipaco_p2p.protocol.signing import VALUES_MAX
+from dipaco_p2p.protocol.signing import VALUES_MAX, PeerId
 from dipaco_p2p.topology import ModuleId
 from peers.path.repeating import Repeater
 from peers.path.trainer import Flat, OuterGradient, PathTrainer
@@ -135,6 +137,37 @@ def caught(world: World, cheat: TinyVolunteer) -> bool:
         if event["of"] == cheat.peer and is_off(event)
     }
     return len(found) >= 2 and Reason.NOT_REPEATED in refusals(world)
+
+
+def test_a_forger_that_leaves_whenever_it_is_asked_for_a_state_gains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack: its audits ended without a result, so its work counted, a round after the other, and nobody audited it
+    more often for that."""
+    sought: set[PeerId] = set()
+    find = Watch.find
+
+    async def found(self: Watch, *peers: PeerId) -> None:
+        sought.update(peers)
+        await find(self, *peers)
+
+    async def scenario() -> None:
+        async with World(tmp_path, config=audited_config(rounds=8)) as world:
+            world.join_all(range(1, 7))
+            cheat = world.join(CHEAT, make_trainer=Longer)
+
+            async def left(node: Any, ref: BlobRef, *, holders: Sequence[PeerId]) -> bytes:
+                if list(holders) != [cheat.peer]:
+                    return await fetch_in_time(node, ref, holders=holders)
+                node.watch.heartbeats.pop(cheat.peer, None)
+                raise BlobMissing("it has left")
+
+            monkeypatch.setattr("peers.path.repeating.fetch_in_time", left)
+            await eventually(lambda: Reason.UNJUDGED in refusals(world), limit_s=600.0)
+            assert cheat.peer in sought
+
+    monkeypatch.setattr(Watch, "find", found)
+    play(scenario)
 
 
 Lie = Callable[[TinyVolunteer, Contribution], Contribution]

@@ -10,6 +10,7 @@ from tiny_run import signer
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.errors import ConfigError
 from dipaco_p2p.protocol.standing import (
+    AUDITED_MIN,
     DOUBTED_FOR,
     FINDINGS_MAX,
     FORGERS_WAIT,
@@ -62,8 +63,15 @@ def test_whoever_forges_waits_and_then_begins_anew() -> None:
 
 
 def test_whoever_withholds_what_an_audit_needs_is_on_probation_again_and_does_not_wait() -> None:
+    """But it is audited more often from then on. Else whoever has worked for long could forge, withhold each work that
+    is audited, and would be audited as seldom as before."""
     standing = standings(found(repeated=5), found(withheld=1), found(repeated=1)).of(PEER)
-    assert (standing.repeated, standing.works, standing.waits) == (1, 3, 0)
+    assert (standing.repeated, standing.works, standing.waits, standing.is_known) == (1, 1, 0, True)
+    earlier, withheld = [*[None] * 99, found(repeated=1)], [found(withheld=1), found(repeated=1)]
+    chains = [standings(*earlier, *withheld * times, *[None] * 98) for times in range(4)]
+    assert [chain.of(PEER).audit_chance(1) for chain in chains] == [times * AUDITED_MIN for times in (1, 2, 3, 4)]
+    assert standings(*earlier, *withheld * 3).of(PEER).audit_chance(1) == 1.0
+    assert standings(*withheld, found(forged=1)).of(PEER).withheld == 0
 
 
 def test_work_that_failed_halves_what_the_next_weighs_for_a_while() -> None:

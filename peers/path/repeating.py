@@ -6,7 +6,8 @@ sent and what is left unsent, without what was owed before: an auditor's own com
 was owed makes any two vectors look alike.
 
 What is left unsent is the author's word, so it has to be what the codec leaves. Else whoever sends anything at all may
-call its distance from the steps a debt, and the two together come to the steps.
+call its distance from the steps a debt, and the two together come to the steps. The optimizer's moments after the steps
+are its word as well, and the next round begins with them: so they have to lead where the auditor's own lead.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ TINY = 1e-9
 UNLIKE_MAX = 0.02
 """How far what was sent may be from what the codec makes, as a share of the squared norm: as for a cosine of 0.99. What
 is left is kept in bfloat16, which moves it by up to 0.0006."""
+HEADING_MIN = 0.9
+"""The least cosine of the ways that both states lead (core/model/optimizer.py): else an author could choose the next
+round's way by the state after this one, and both would come out the same."""
 TRIES = 3
 """To get a state from its author, who may be sending much else."""
 
@@ -109,13 +113,15 @@ class Repeater:
         if left is None:
             return NOTHING_GIVEN
         try:
-            unsent, moments = trainer.read_state(left)
+            unsent, theirs = await asyncio.to_thread(trainer.read_state, left)
         except IntegrityError as error:
             return self._useless(work, error)
+        ours = trainer.inner_state()
         own = [outer_gradient(old, new) for old, new in zip(flats, result.flats, strict=True)]
         claimed = claims(sent, left=unsent, owed=trainer.owed())
-        found = compared(claimed, own, moments=farthest(moments, trainer.moments()))
-        is_sound = await asyncio.to_thread(is_by_codec, sent, left=unsent)  # it compresses the whole path once more
+        found = compared(claimed, own, moments=farthest(theirs.moments(), ours.moments()))
+        is_sound = await asyncio.to_thread(ours.heading, theirs) >= HEADING_MIN
+        is_sound &= await asyncio.to_thread(is_by_codec, sent, left=unsent)  # it compresses the whole path once more
         return found if is_sound else replace(found, cosine=-1.0)
 
     async def _left(
@@ -220,17 +226,16 @@ def is_by_codec(sent: Sequence[Compressed], *, left: Sequence[Floats | None]) ->
 
 
 def compared(claimed: Iterable[Doubles], own: Iterable[Floats], *, moments: float) -> Repetition:
-    """What steps are said to have come to beside what our own came to, a vector for each module."""
-    product = theirs = ours = 0.0
+    """What steps are said to have come to beside what our own came to, a vector for each module. The module that is
+    farthest off counts: beside all others together, nobody would notice what is put in place of a small one's."""
+    cosines, theirs, ours = list[float](), list[float](), list[float]()
     for one, other in zip(claimed, own, strict=True):
-        product += float(one @ other)
-        theirs += float(one @ one)
-        ours += float(np.square(other, dtype=np.float64).sum())
-    lengths = math.sqrt(theirs) * math.sqrt(ours)
-    cosine = product / lengths if lengths else float(theirs == ours)
-    return Repetition(
-        cosine=min(1.0, max(-1.0, cosine)), ratio=ratio(math.sqrt(theirs), math.sqrt(ours)), moments=moments
-    )
+        theirs.append(math.sqrt(float(one @ one)))
+        ours.append(math.sqrt(float(np.square(other, dtype=np.float64).sum())))
+        lengths = theirs[-1] * ours[-1]
+        cosines.append(float(one @ other) / lengths if lengths else float(theirs[-1] == ours[-1]))
+    cosine = min(1.0, max(-1.0, min(cosines)))
+    return Repetition(cosine=cosine, ratio=farthest(theirs, ours), moments=moments)
 
 
 def farthest(theirs: Sequence[float], ours: Sequence[float]) -> float:

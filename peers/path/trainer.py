@@ -23,6 +23,7 @@ from dipaco_p2p.core.arrays import Halves, from_bfloat16, is_finite, to_bfloat16
 from dipaco_p2p.core.model.engine import AUTO, Engine, at_first, choose, compiling_s
 from dipaco_p2p.core.model.inner import InnerLoop, InnerResult, StepReport
 from dipaco_p2p.core.model.microbatch import MicroBatch
+from dipaco_p2p.core.model.optimizer import InnerState
 from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.outer.compress import Sent, beginning, compress, encode_compressed
 from dipaco_p2p.core.outer.outer_step import outer_gradient
@@ -279,18 +280,18 @@ class PathTrainer:
         self._loop.load_state(codec.encode(tensors))
         self._residuals = residuals
 
-    def read_state(self, data: bytes) -> tuple[list[Flat | None], tuple[float, ...]]:
-        """What a state says is owed, for each module; and the norms of its moments. Raises IntegrityError."""
+    def read_state(self, data: bytes) -> tuple[list[Flat | None], InnerState]:
+        """What a state says is owed, for each module; and what the optimizer keeps. Raises IntegrityError."""
         tensors, _ = codec.decode(data, is_view=True)
         owed: list[Flat | None] = []
         for module in self.path.modules():
             residual = tensors.pop(f"{RESIDUAL}{module}", None)
             owed.append(None if residual is None else from_bfloat16(self._checked(residual, module)))
-        return owed, self._loop.moments(tensors)
+        return owed, self._loop.read_state(tensors)
 
-    def moments(self) -> tuple[float, ...]:
-        """The norms of the optimizer's moments, as they are now."""
-        return self._loop.moments()
+    def inner_state(self) -> InnerState:
+        """What the optimizer keeps, as it is now."""
+        return self._loop.state()
 
     def start_over(self) -> None:
         """As if nobody had trained the path yet: the moments of the stage's start, nothing owed."""

@@ -151,7 +151,7 @@ def test_the_moments_of_what_was_trained_are_taken_at_the_start(tmp_path: Path) 
     store = RunFolder(tmp_path / "run").store(GRID)
     loop = InnerLoop(InnerConfig(), 1, MODEL, device="cpu", seed=0)
     loop.load_state(store.get(run.manifest.optimizer.digest) or b"")
-    assert loop.moments()[0] > 0
+    assert loop.state().moments()[0] > 0
     shard = decode_shard(store.get(run.manifest.shards[0].blob.digest) or b"", vocab_size=PADDED, context=72)
     assert (shard.tokens == END_ID).any(), "documents end as in every run"
 

@@ -14,6 +14,7 @@ from dipaco_p2p.core.model.inner import InnerLoop, StepReport, learning_rate
 from dipaco_p2p.core.model.layout import hidden_values
 from dipaco_p2p.core.model.optimizer import (
     BUFFER,
+    MEAN,
     MOMENTUM,
     SEPARATOR,
     MuonAndAdamW,
@@ -108,11 +109,25 @@ def test_a_longer_momentum_shows_in_the_norms_that_auditors_compare():
     values, _ = decode(one.state_bytes())
     # One more in the exponent: twice as long.
     longer = {key: value + np.uint16(1 << 7) if key.endswith(BUFFER) else value for key, value in values.items()}
-    assert one.moments() == one.moments(values)
-    assert one.moments(longer) == (one.moments()[0], pytest.approx(2 * one.moments()[1]))
+    norms = one.state().moments()
+    assert norms == one.read_state(values).moments()
+    assert one.read_state(longer).moments() == (norms[0], pytest.approx(2 * norms[1]))
     adamw = loop(ADAMW_CONFIG)
     adamw.run(FLATS, SHARD, first_step=0, steps=1)
-    assert len(adamw.moments()) == 1
+    assert len(adamw.state().moments()) == 1
+
+
+@pytest.mark.parametrize(("config", "kind", "sign"), [(CONFIG, BUFFER, 1 << 15), (ADAMW_CONFIG, MEAN, 1 << 7)])
+def test_moments_that_lead_elsewhere_show_whatever_their_norms_are(config, kind, sign):
+    one, later = loop(config), loop(config)
+    for each, steps in ((one, 5), (later, 6)):
+        each.run(FLATS, SHARD, first_step=0, steps=steps)
+    values = one.state().values
+    turned = {key: value ^ value.dtype.type(sign) if key.endswith(kind) else value for key, value in values.items()}
+    forged = one.read_state(turned)
+    assert forged.moments() == one.state().moments()
+    assert one.state().heading(one.state()) == pytest.approx(1.0)
+    assert one.state().heading(forged) < 0.5 < one.state().heading(later.state()) < 1.0
 
 
 def test_a_state_of_the_other_optimizer_is_refused():

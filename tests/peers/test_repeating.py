@@ -19,6 +19,7 @@ from virtual_time import eventually, play
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.config import CompressionConfig, JudgingConfig, RunConfig
 from dipaco_p2p.core.arrays import from_bfloat16, to_bfloat16
+from dipaco_p2p.core.model.optimizer import MEAN
 from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.outer.compress import compress, decode_compressed, encode_compressed
 from dipaco_p2p.core.tensor_file import decode, encode
@@ -34,7 +35,7 @@ from dipaco_p2p.protocol.gate import MADE_UP, Repetition
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import VALUES_MAX, PeerId
 from dipaco_p2p.topology import ModuleId
-from peers.path.repeating import Repeater
+from peers.path.repeating import Repeater, compared
 from peers.path.trainer import Flat, OuterGradient, PathTrainer
 
 CHEAT = 9
@@ -170,6 +171,20 @@ def test_a_forger_that_leaves_whenever_it_is_asked_for_a_state_gains_nothing(
     play(scenario)
 
 
+def test_of_several_modules_the_one_that_is_farthest_off_counts() -> None:
+    """Attack: the opposite of what a small module's steps came to was lost beside the others' work."""
+    large, small = np.ones(1000, dtype=np.float32), np.ones(2, dtype=np.float32)
+    own = [large, small]
+
+    def found(*claimed: Any) -> Repetition:
+        return compared([one.astype(np.float64) for one in claimed], own, moments=1.0)
+
+    assert found(large, small).is_same
+    assert found(large, -small).cosine == pytest.approx(-1.0)
+    assert found(large, 3 * small).ratio == pytest.approx(3.0)
+    assert found(large, 0 * small).ratio == 0.0
+
+
 Lie = Callable[[TinyVolunteer, Contribution], Contribution]
 
 
@@ -189,6 +204,15 @@ def own_result_as_start(author: TinyVolunteer, work: Contribution) -> Contributi
 def nothing_left(author: TinyVolunteer, work: Contribution) -> Contribution:
     """A state that it keeps to itself."""
     return replace(work, state=BlobRef.of(b"nobody has this"))
+
+
+def turned_moments(author: TinyVolunteer, work: Contribution) -> Contribution:
+    """A state that leads its path the other way: the next round begins with it, and comes out the same for all."""
+    assert work.state is not None
+    values, _ = decode(author.node.store.get(work.state.digest) or b"")
+    sign = np.uint8(1 << 7)
+    turned = {key: one ^ sign if key.endswith(MEAN) else one for key, one in values.items()}
+    return replace(work, state=author.node.store.put(encode(turned)))
 
 
 def no_recipe(author: TinyVolunteer, work: Contribution) -> Contribution:
@@ -234,6 +258,7 @@ LIES: tuple[Lie, ...] = (
     forged_start,
     own_result_as_start,
     nothing_left,
+    turned_moments,
     no_recipe,
     from_the_start,
     other_part,

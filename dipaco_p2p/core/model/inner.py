@@ -137,12 +137,10 @@ class InnerLoop:
         with within_memory():
             state.restore(self._model, self._optimizer)
 
-    def moments(self, values: Mapping[str, Array] | None = None) -> tuple[float, ...]:
-        """The norms of `InnerState.moments`: of its own state, or of one with these `values`; raises IntegrityError if
-        they are no state of this path."""
-        if values is None:
-            return self.state().moments()
-        return InnerState.checked(values, self._model, optimizer=self._config.optimizer).moments()
+    def read_state(self, values: Mapping[str, Array]) -> InnerState:
+        """The state with these `values`, which may be another's; raises IntegrityError if they are none of this
+        path."""
+        return InnerState.checked(values, self._model, optimizer=self._config.optimizer)
 
     @property
     def path(self) -> PathModel:

@@ -166,6 +166,8 @@ SCALES = "_scales"
 KINDS = ("step", *FORMS, *(kind + SCALES for kind in FORMS))
 BUFFER = "momentum_buffer"
 """Muon's momentum, as torch calls it; kept in bfloat16."""
+EPSILON = 1e-8
+"""What AdamW adds to the root that it divides by."""
 STEPS_MAX = 1 << 24
 """AdamW counts its steps in float32, which ends here. The steps of the run are no bound: a path whose work found no
 leader is trained again, and the moments keep count of that."""
@@ -251,6 +253,29 @@ class InnerState:
             found.append(momentum)
         squares = ([float(values.double().square().sum()) for values in kind] for kind in found)
         return tuple(math.sqrt(math.fsum(each)) for each in squares)
+
+    def heading(self, other: InnerState) -> float:
+        """The cosine of the ways that both would go next, before any further gradient. A state that leads its path
+        elsewhere than its steps did shows here, whatever its norms are."""
+        product = ours = theirs = 0.0
+        for key in self.values if other.values else ():
+            if key.endswith((SEPARATOR + SQUARED, SEPARATOR + BUFFER)):
+                name = key.rpartition(SEPARATOR)[0]
+                one, two = self._way(name), other._way(name)
+                product += float((one * two).sum())
+                ours += float(one.square().sum())
+                theirs += float(two.square().sum())
+        lengths = math.sqrt(ours) * math.sqrt(theirs)
+        return product / lengths if lengths else float(ours == theirs)
+
+    def _way(self, name: str) -> Tensor:
+        """Where the moments of a parameter lead: AdamW divides the mean by the root of the mean of squares, and Muon
+        makes all steps of a matrix about as long."""
+        if (key := f"{name}{SEPARATOR}{BUFFER}") in self.values:
+            momentum = self._buffer(key).double()
+            return momentum * (math.sqrt(momentum.numel()) / max(float(momentum.norm()), EPSILON))
+        mean, squares = (self.moment(f"{name}{SEPARATOR}{kind}").double() for kind in FORMS)
+        return mean / (squares.sqrt() + EPSILON)
 
     def moment(self, key: str, *, device: torch.device | str = "cpu") -> Tensor:
         """The moment of that name, such as `model.norm.weight/exp_avg`, as float32."""

@@ -75,11 +75,8 @@ class Repeater:
         recipe = work.recipe
         if recipe is None or work.state is None or not self._is_possible(work, recipe):
             return MADE_UP
-        if recipe.start is not None:
-            node, limit_s = self._node, max(self._node.run.config.rounds.deadline_s, 2 * CALL_TIMEOUT_S)
-            naming = self._is_named(work, recipe, recipe.start)  # whoever leads a module may tell its chain slowly
-            if not await in_time(naming, node.clock, limit_s, what="the chains of its path"):
-                return MADE_UP
+        if recipe.start is not None and not await self._is_named(work, recipe, recipe.start):
+            return MADE_UP
         start = None if recipe.start is None else await self._state(work, recipe.start)
         if recipe.start is not None and start is None:
             return NOTHING_GIVEN
@@ -165,15 +162,18 @@ class Repeater:
 
     async def _versions(self, module: ModuleId, *, after: int, up_to: int) -> list[ModuleVersion]:
         """The longest chain after `after` that anybody tells, as far as others than its leader vouch for it; of the
-        first who tells version `up_to`."""
-        most: list[ModuleVersion] = []
-        for teller in chain_tellers(self._node, module):
+        first who tells version `up_to`. Each has its part of the time for all: a forger that leads a module, or whose
+        friend does, could tell its chain so slowly that nobody else is asked."""
+        most, node, tellers = list[ModuleVersion](), self._node, list(chain_tellers(self._node, module))
+        limit_s = max(node.run.config.rounds.deadline_s, 2 * CALL_TIMEOUT_S) / len(node.run.topology.widths)
+        for teller in tellers:
             try:
-                told = await versions_after(self._node, teller, module, after=after, up_to=up_to)
+                telling = versions_after(node, teller, module, after=after, up_to=up_to)
+                told = await in_time(telling, node.clock, limit_s / len(tellers), what="a chain")
             except (SwarmError, Refused, IntegrityError) as error:
                 log.info("...%s told nothing more of %s: %s", teller[0][-8:], module, error)
                 continue
-            vouched = up_to_last(told, self._node.mandates.is_vouched)
+            vouched = up_to_last(told, node.mandates.is_vouched)
             most = max(most, [sealed.document for sealed in vouched], key=len)
             if after + len(most) >= up_to:
                 break

@@ -25,9 +25,9 @@ from dipaco_p2p.core.outer.compress import compress, decode_compressed, encode_c
 from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import BlobMissing, IntegrityError
 from dipaco_p2p.node import reading
-from dipaco_p2p.node.calls import GetChain
+from dipaco_p2p.node.calls import GetChain, GetVersions
 from dipaco_p2p.node.items import Page
-from dipaco_p2p.node.node import fetch_in_time
+from dipaco_p2p.node.node import CALL_TIMEOUT_S, fetch_in_time
 from dipaco_p2p.node.reading import ask_chain
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol.documents import BlobRef, Contribution
@@ -319,6 +319,36 @@ def test_a_page_of_versions_that_ends_too_soon_excuses_nobody(tmp_path: Path, mo
         return await repeat(self, work, *parts)
 
     monkeypatch.setattr("dipaco_p2p.node.reading.ask_chain", one_by_one)
+    monkeypatch.setattr(Repeater, "__call__", lied)
+    authors: list[TinyVolunteer] = []
+    train_until(lambda: bool(tried), tmp_path, authors)
+    assert set(tried) == {MADE_UP}
+
+
+def test_a_leader_that_tells_its_chain_slowly_excuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: a forger led a module of its path, and told auditors one version of it after the other, each just in
+    time. They asked nobody else until they gave up."""
+    tried: list[Repetition] = []
+    repeat, told = Repeater.__call__, ask_chain
+
+    async def slowly(node: Any, teller: Any, *asked: Any, **how: Any) -> Any:
+        page = await told(node, teller, *asked, **how)
+        if teller[1] is not GetVersions:
+            return page
+        await node.clock.sleep(CALL_TIMEOUT_S - 1.0)
+        return Page({}, canonical_bytes(json.loads(page.body)[:1]))
+
+    async def lied(self: Repeater, work: Contribution, *parts: Any) -> Repetition:
+        if work.recipe is not None and work.recipe.start is not None and work.base_version >= 3 and not tried:
+            author = next(volunteer for volunteer in authors if volunteer.peer == work.author)
+            made_up = forged_start(author, work)
+            assert made_up.recipe is not None
+            made_up = replace(made_up, recipe=replace(made_up.recipe, since=0))
+            with monkeypatch.context() as patch:
+                patch.setattr("dipaco_p2p.node.reading.ask_chain", slowly)
+                tried.append(await repeat(self, made_up, *parts))
+        return await repeat(self, work, *parts)
+
     monkeypatch.setattr(Repeater, "__call__", lied)
     authors: list[TinyVolunteer] = []
     train_until(lambda: bool(tried), tmp_path, authors)

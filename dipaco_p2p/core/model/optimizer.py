@@ -168,6 +168,9 @@ BUFFER = "momentum_buffer"
 """Muon's momentum, as torch calls it; kept in bfloat16."""
 EPSILON = 1e-8
 """What AdamW adds to the root that it divides by."""
+WAY_MAX = 1.0
+"""A mean of gradients is hardly longer than the root of their mean square. Beside squares that 8-bit moments have
+rounded to zero it seems to be: without a bound, a few of these would be all that counts."""
 STEPS_MAX = 1 << 24
 """AdamW counts its steps in float32, which ends here. The steps of the run are no bound: a path whose work found no
 leader is trained again, and the moments keep count of that."""
@@ -275,7 +278,7 @@ class InnerState:
             momentum = self._buffer(key).double()
             return momentum * (math.sqrt(momentum.numel()) / max(float(momentum.norm()), EPSILON))
         mean, squares = (self.moment(f"{name}{SEPARATOR}{kind}").double() for kind in FORMS)
-        return mean / (squares.sqrt() + EPSILON)
+        return (mean / (squares.sqrt() + EPSILON)).clamp(-WAY_MAX, WAY_MAX)
 
     def moment(self, key: str, *, device: torch.device | str = "cpu") -> Tensor:
         """The moment of that name, such as `model.norm.weight/exp_avg`, as float32."""

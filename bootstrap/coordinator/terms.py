@@ -22,6 +22,7 @@ from dipaco_p2p.owner.archive import ArchiveChains
 from dipaco_p2p.owner.leadership import Granting
 from dipaco_p2p.owner.module_calls import learn_mandate, module_of_run
 from dipaco_p2p.protocol.documents import Grant, Sealed
+from dipaco_p2p.protocol.owners import runs_ahead
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.protocol.signing import PeerId, short
@@ -35,9 +36,6 @@ term granted meanwhile to somebody else would throw away what they did."""
 
 LOST_CALLS = 3
 """So many calls of a round may be lost before its leader is thought to be idle."""
-
-AHEAD_MAX = 4
-"""Versions that a leader may make of its own work alone before any other module of its paths has the first of them."""
 
 SLACK_HEARTBEATS = 1 / 3
 """How much later than others we may see that nobody leads, in lives of a heartbeat: two looks at the swarm."""
@@ -117,11 +115,13 @@ class Terms(Granting):
             for since in (self._moved, self._behind_s, self._deposed_s):
                 since.pop(module, None)
             return leader is None and version < self._ours_until.get(module, 0)
-        if self._is_usurped(module, leader) or self._runs_ahead(module, leader):
+        if self._is_usurped(module, leader):
+            return True
+        if runs_ahead([sealed.document for sealed in ledger.versions], leader, self._reached):
             return True
         others = len(node.watch.volunteers() - {leader})
         paths = node.run.topology.paths_through(module)
-        slowest = min(self._chains[each].ledger.head.version for path in paths for each in path.modules())
+        slowest = min(self._reached(each) for path in paths for each in path.modules())
         is_excused = (
             version > slowest or ledger.is_complete or node.decrees.is_frozen or not others or self.is_catching_up
         )
@@ -138,27 +138,15 @@ class Terms(Granting):
             return True
         return now_s - since_s >= 2 * ttl_s + round_s
 
+    def _reached(self, module: ModuleId) -> int:
+        return self._chains[module].ledger.head.version
+
     def _is_usurped(self, module: ModuleId, leader: PeerId) -> bool:
         """Whether a member of a group that has never worked leads without our grant. While we live that is not for the
         group to say; whoever has worked meanwhile may go on, as after a partition."""
         mandate = self._node.mandates.newest(module)
         is_granted_by_group = len(mandate) > 1 and mandate[-1].document.leader == leader
         return is_granted_by_group and self._is_stranger(leader) and not self.is_catching_up
-
-    def _runs_ahead(self, module: ModuleId, leader: PeerId) -> bool:
-        """Whether it counts nothing but its own work, faster than the module's paths are trained. Who trains a path
-        waits for all its modules, so whoever is alone is not ahead of them; this leader would soon have made the last
-        version of the run."""
-        ledger = self._chains[module].ledger
-        last = [sealed.document for sealed in ledger.versions[-AHEAD_MAX:]]
-        shares = [share for version in last for share in version.shares]
-        if len(last) < AHEAD_MAX or {leader} != {version.author for version in last} | {one.peer for one in shares}:
-            return False
-        reached = [
-            max((self._chains[other].ledger.head.version for other in path.modules() if other != module), default=None)
-            for path in {share.path for share in shares}
-        ]
-        return all(version is not None and version + AHEAD_MAX <= ledger.head.version for version in reached)
 
     def _is_stranger(self, peer: PeerId) -> bool:
         """Whether the last versions count no work of it: it could stop a module, so it gets none while we live. Nor

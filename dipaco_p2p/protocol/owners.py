@@ -16,12 +16,15 @@ Source: rendezvous (highest random weight) hashing, Thaler and Ravishankar 1998.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..topology import ModuleId
-from .documents import Grant
+from .documents import Grant, ModuleVersion
 from .liveness import Heartbeat
 from .signing import PeerId
+
+AHEAD_MAX = 4
+"""Rounds of a path that a leader may count alone before any other module of the path has a version."""
 
 
 def rank(module: ModuleId, peers: Iterable[PeerId]) -> list[PeerId]:
@@ -78,3 +81,23 @@ def absent(grant: Grant | None, *, coordinator: PeerId) -> Sequence[PeerId]:
 
 def _volunteers(heartbeats: Mapping[PeerId, Heartbeat]) -> set[PeerId]:
     return {peer for peer, beat in heartbeats.items() if beat.owns and beat.role == "volunteer"}
+
+
+def runs_ahead(versions: Sequence[ModuleVersion], leader: PeerId, reached: Callable[[ModuleId], int]) -> bool:
+    """Whether `leader` makes the newest of these `versions` of its own work alone, and has counted more rounds of its
+    paths than there can have been. `reached` tells the newest version of another module.
+
+    A round of a path goes into all its modules, and each counts a peer's work on one base once: so a module counts no
+    more rounds of a path than its other modules have versions, but for a few that these have lost. Whoever closes
+    rounds without waiting for others would soon have made the last version of the run.
+    """
+    last = versions[-AHEAD_MAX:]
+    shares = [share for version in last for share in version.shares]
+    if len(last) < AHEAD_MAX or {leader} != {version.author for version in last} | {share.peer for share in shares}:
+        return False
+    for path in {share.path for share in shares}:
+        rounds = sum((share.peer, share.path) == (leader, path) for one in versions for share in one.shares)
+        others = [reached(module) for module in path.modules() if module != last[0].module]
+        if not others or rounds <= max(others) + AHEAD_MAX:
+            return False
+    return True

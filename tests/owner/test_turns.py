@@ -25,7 +25,6 @@ from runtime_harness import TinyLeader, World, offer
 from tiny_run import gradient_bytes, signer
 from virtual_time import eventually
 
-from bootstrap.coordinator.terms import AHEAD_MAX
 from dipaco_p2p.errors import Refused, Unreachable
 from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import head_record
@@ -36,7 +35,7 @@ from dipaco_p2p.owner.follower import Follower
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.version import make_version
 from dipaco_p2p.protocol.documents import seal
-from dipaco_p2p.protocol.owners import rank
+from dipaco_p2p.protocol.owners import AHEAD_MAX, rank
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId
@@ -368,15 +367,12 @@ async def test_a_leader_that_makes_no_version_loses_the_module(tmp_path: Path) -
 async def test_a_leader_that_runs_ahead_alone_loses_the_module(tmp_path: Path) -> None:
     """Attack: a leader that had worked closed each round with its own work alone, as fast as it could, and so made the
     module's last version while all other modules had their first."""
-    async with on_stage(tmp_path, rounds=3 * AHEAD_MAX) as (world, first, second, author):
+    async with on_stage(tmp_path) as (world, first, second, author):
         await first.lead(MODULE)
-        await make_versions(world, first, first.node, AHEAD_MAX - 1)
-        await make_versions(world, first, second.node, seed=1)
-        await make_versions(world, first, first.node, AHEAD_MAX - 1, seed=2)
+        await make_versions(world, first, first.node, AHEAD_MAX)
         assert not world.seed.terms.takes_back(MODULE)
-        await make_versions(world, first, first.node, seed=3)
+        await make_versions(world, first, first.node, seed=1)
         await eventually(lambda: MODULE in world.seed.ownership.modules)
-        assert world.seed.archive.ledgers[MODULE].head.version == 2 * AHEAD_MAX
         await first.ownership._check(MODULE)
         await require_refused(first)
 

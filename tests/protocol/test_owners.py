@@ -9,11 +9,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from version_harness import LEADER, child, share
 
+from dipaco_p2p.protocol.documents import ModuleVersion
 from dipaco_p2p.protocol.liveness import Heartbeat
-from dipaco_p2p.protocol.owners import mirrors, rank, successors
+from dipaco_p2p.protocol.owners import AHEAD_MAX, mirrors, rank, runs_ahead, successors
 from dipaco_p2p.protocol.signing import PeerId, Signer
-from dipaco_p2p.topology import ModuleId, Topology
+from dipaco_p2p.topology import ModuleId, PathId, Topology
 
 PEERS = [Signer(bytes([number]) * 32).peer for number in range(1, 13)]
 SEED_NODE = Signer(bytes([99]) * 32).peer
@@ -185,3 +187,39 @@ def test_a_smaller_group_keeps_its_first_mirrors() -> None:
     view = dict.fromkeys(PEERS, OWNER)
     for module in MODULES:
         assert mirrors(module, view, leader=PEERS[0], present=tuple(PEERS[1:5]), owners=3) == tuple(PEERS[1:3])
+
+
+TRUNK, RIVAL = ModuleId(0, 0), PEERS[0]
+
+
+def counting(*rounds: tuple[PathId, PeerId]) -> list[ModuleVersion]:
+    """Versions of the trunk, each of the work of one peer on one path."""
+    return [
+        replace(
+            child(),
+            module=TRUNK,
+            version=number,
+            shares=(replace(share(f"{number}", base=number - 1), path=path, peer=peer),),
+        )
+        for number, (path, peer) in enumerate(rounds, start=1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "others", "is_ahead"),
+    [
+        ([(PathId((0, 0)), LEADER.peer)] * AHEAD_MAX, 0, False),
+        ([(PathId((0, 0)), LEADER.peer)] * (AHEAD_MAX + 1), 0, True),
+        ([(PathId((0, 0)), LEADER.peer)] * (AHEAD_MAX + 1), 1, False),
+        ([(PathId((0, 0)), LEADER.peer)] * 40 + [(PathId((0, 0)), RIVAL)], 0, False),
+        ([(PathId((0, 0)), RIVAL)] * 40 + [(PathId((0, 0)), LEADER.peer)] * AHEAD_MAX, 0, False),
+        ([(PathId((0, number % 4)), LEADER.peer) for number in range(40)], 10, False),
+        ([(PathId((0, number % 4)), LEADER.peer) for number in range(40)], 5, True),
+        ([(PathId((0,)), LEADER.peer)] * 40, 0, False),
+    ],
+    ids=["lost", "alone", "in step", "others' work", "others' before", "all paths in turn", "too fast", "one level"],
+)
+def test_a_leader_runs_ahead_that_counts_more_rounds_of_its_own_than_there_were(
+    rounds: list[tuple[PathId, PeerId]], others: int, is_ahead: bool
+) -> None:
+    assert runs_ahead(counting(*rounds), LEADER.peer, lambda module: others) is is_ahead

@@ -133,10 +133,9 @@ class Ledger:
         return sealed if sealed is not None and sealed.document.number > self._tally.rolled_back_by else None
 
     @property
-    def passed(self) -> list[Sealed[Contribution]]:
-        """What is open and can count no more, since a rollback or since final versions left its base behind."""
-        oldest = max(self.base_min, self.final - self._run.config.rounds.staleness)
-        return [sealed for sealed in self.open.values() if sealed.document.base_version < oldest]
+    def undone(self) -> list[Sealed[Contribution]]:
+        """What is open, and cannot count since a rollback."""
+        return [sealed for sealed in self.open.values() if sealed.document.base_version < self.base_min]
 
     @property
     def workers(self) -> Counter[PeerId]:
@@ -385,7 +384,8 @@ class RemoteLedger:
     async def finals(self, *, after: int, until: int) -> list[ModuleVersion]:
         """The same up to `until`, as far as the coordinator has signed them."""
         is_signed = partial(is_final, coordinator=self._node.run.manifest.author)
-        return [one.document for one in itertools.takewhile(is_signed, await self.chain(after=after, until=until))]
+        shown = await self.chain(after=after, until=until)
+        return [sealed.document for sealed in itertools.takewhile(is_signed, shown)]
 
     async def meet(
         self, ours: Sequence[Sealed[ModuleVersion]], *, until: int | None

@@ -175,10 +175,9 @@ class ModuleChain:
         self._leave(max(to, self.ledger.final))
 
     def settle(self) -> None:
-        """Drop what is final, what can count no more, and what no base needs any more. An archive keeps it."""
-        for one in self.ledger.passed:
-            is_late = one.document.base_version >= self.ledger.base_min
-            self.expire(one, Reason.STALE_BASE if is_late else Reason.ROLLED_BACK)
+        """Drop what is final, and what no base needs any more. An archive keeps it."""
+        for sealed in self.ledger.undone:
+            self.expire(sealed, Reason.ROLLED_BACK)
         self._drop_payloads(self.ledger.settle())
         self.evidence.settle()
         self.originals.forget(oldest_base=self.ledger.head.version - self.node.run.config.rounds.staleness)

@@ -42,22 +42,6 @@ async def test_what_the_leader_says_is_final_is_looked_at(tmp_path: Path) -> Non
         shelf.node.store.drop(payload.digest)  # the harness has put it there once more
 
 
-async def test_a_mirror_keeps_no_work_that_final_versions_left_behind(tmp_path: Path) -> None:
-    """Attack: what judges refused stayed on the disks of all mirrors for ever, since only the leader knows that it was
-    refused: in each round up to half of a version's places, with a new key for each."""
-    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
-        shelf.adopt(ONE, term=1)
-        refused, _ = shelf.contribution(1, variant=7)
-        shelf.chain.keep_contribution(ONE.peer, refused)
-        for number in range(1, shelf.run.config.rounds.staleness + 2):
-            assert refused.id in shelf.ledger.open, "the next version may count it"
-            version, _ = shelf.version(number)
-            await shelf.keep(version)
-            assert refused.id in shelf.ledger.open, "another branch may count it"
-            shelf.chain.note_final(number, cosign(signer(SEED_NUMBER), version))
-        assert not shelf.ledger.open and shelf.node.store.size(refused.document.payload.digest) is None
-
-
 @pytest.mark.parametrize("is_same", [True, False])
 async def test_who_is_no_owner_any_more_looks_at_what_became_final(tmp_path: Path, is_same: bool) -> None:
     async with on_shelf(tmp_path, keeps_everything=False) as shelf:

@@ -300,7 +300,7 @@ def test_what_a_stranger_may_read_is_what_everybody_may(field: Battlefield) -> N
             said = await asyncio.gather(*(field.attacker.ask(target, method, header) for _ in range(12)))
             assert set(said) <= {HONEST, "busy"}, method
         page = await field.attacker.call(target, "module.mandate", {"module": MODULE})
-        assert all(one.document.leader == field.leader.peer for one in await read_items(Grant, page)[-1:])
+        assert all(one.document.leader == field.leader.peer for one in (await read_items(Grant, page))[-1:])
 
     with field.attacked():
         for target in (field.seed, field.leader):

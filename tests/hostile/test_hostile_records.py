@@ -129,8 +129,9 @@ def test_what_an_answer_has_no_room_for_is_left_out_of_it(field: Battlefield) ->
 
     async def attack(target: Target) -> None:
         keys, value = [hash_key(f"full {number}") for number in range(12)], msgpack.dumps(b"x" * 1000)
+        expires_s = time.time() + 60  # all of them are still there when the last is
         for key in keys:
-            entries = [(key, msgpack.dumps(f"{n}"), value, time.time() + JUNK_LIFE_S) for n in range(230)]
+            entries = [(key, msgpack.dumps(f"{n}"), value, expires_s) for n in range(230)]
             assert all(await store(field, target, *entries))
         for _ in range(20):
             answer = await rpc(field, target, "rpc_find", dht_pb2.FindRequest(keys=keys), dht_pb2.FindResponse)

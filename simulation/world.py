@@ -222,6 +222,19 @@ def _false_branch(world: World) -> tuple[Any, str, Any]:
     return MirrorCalls, "_on_chain", shows
 
 
+def _changed(world: World) -> Iterator[tuple[Any, str, Any]]:
+    """What the programs do otherwise in this run: what liars say, and the limits that the plan makes small."""
+    yield PathCounts, "tell", _lying(world)
+    yield _false_versions(world)
+    yield _false_branch(world)
+    if world.plan.is_long:
+        yield from LONG
+    if world.plan.has_keepers:
+        yield from (*SOONER, *_empty_handed(world))
+    if world.plan.is_narrow:
+        yield from NARROW
+
+
 def keep_disks_in(home: str) -> None:
     """Have the disks of this process's runs in a folder that whoever made it removes."""
     global _home
@@ -238,18 +251,8 @@ def perform(world: World, *, with_log: bool = False) -> None:
         stack.enter_context(_without_collector())
         if world.plan.remade < 1:
             world.witness.watch(stack)
-        stack.enter_context(mock.patch.object(PathCounts, "tell", _lying(world)))
-        stack.enter_context(mock.patch.object(*_false_versions(world)))
-        stack.enter_context(mock.patch.object(*_false_branch(world)))
-        if world.plan.is_long:
-            for home, name, value in LONG:
-                stack.enter_context(mock.patch.object(home, name, value))
-        if world.plan.has_keepers:
-            for home, name, value in (*SOONER, *_empty_handed(world)):
-                stack.enter_context(mock.patch.object(home, name, value))
-        if world.plan.is_narrow:
-            for home, name, value in NARROW:
-                stack.enter_context(mock.patch.object(home, name, value))
+        for home, name, value in _changed(world):
+            stack.enter_context(mock.patch.object(home, name, value))
         _perform(world)
 
 

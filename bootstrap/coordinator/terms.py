@@ -115,9 +115,7 @@ class Terms(Granting):
             for since in (self._moved, self._behind_s, self._deposed_s):
                 since.pop(module, None)
             return leader is None and version < self._ours_until.get(module, 0)
-        if self._is_usurped(module, leader):
-            return True
-        if runs_ahead([sealed.document for sealed in ledger.versions], leader, self._reached):
+        if self._is_usurped(module, leader) or runs_ahead(ledger.versions, leader, self._reached):
             return True
         others = len(node.watch.volunteers() - {leader})
         paths = node.run.topology.paths_through(module)

@@ -148,11 +148,13 @@ class ModuleChain:
     def note(self, versions: Sequence[Sealed[ModuleVersion]], snapshot: Parts, update: bytes | None = None) -> None:
         """What we have fetched as a trainer, the parameters of the last of it, and if it was fetched its update: kept
         unless we own the module, for then we know better. Others read it from us."""
+        if self.is_owner:
+            return
         ledger = self.ledger
         known = {(sealed.document.version, sealed.document.digest) for sealed in ledger.versions}
         versions = [one for one in versions if (one.document.version, one.document.digest) not in known]
         begin = versions[0].document.version - 1 if versions else 0
-        if self.is_owner or not versions or begin > ledger.head.version or begin < ledger.final:
+        if not versions or begin > ledger.head.version or begin < ledger.final:
             return
         if begin < ledger.head.version:  # we went over to another branch
             self._leave(begin)

@@ -19,7 +19,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..topology import ModuleId
-from .documents import Grant, ModuleVersion
+from .documents import Grant, ModuleVersion, Sealed
 from .liveness import Heartbeat
 from .signing import PeerId
 
@@ -83,7 +83,7 @@ def _volunteers(heartbeats: Mapping[PeerId, Heartbeat]) -> set[PeerId]:
     return {peer for peer, beat in heartbeats.items() if beat.owns and beat.role == "volunteer"}
 
 
-def runs_ahead(versions: Sequence[ModuleVersion], leader: PeerId, reached: Callable[[ModuleId], int]) -> bool:
+def runs_ahead(versions: Sequence[Sealed[ModuleVersion]], leader: PeerId, reached: Callable[[ModuleId], int]) -> bool:
     """Whether `leader` makes the newest of these `versions` of its own work alone, and has counted more rounds of its
     paths than there can have been. `reached` tells the newest version of another module.
 
@@ -91,12 +91,12 @@ def runs_ahead(versions: Sequence[ModuleVersion], leader: PeerId, reached: Calla
     more rounds of a path than its other modules have versions, but for a few that these have lost. Whoever closes
     rounds without waiting for others would soon have made the last version of the run.
     """
-    last = versions[-AHEAD_MAX:]
+    last = [sealed.document for sealed in versions[-AHEAD_MAX:]]
     shares = [share for version in last for share in version.shares]
     if len(last) < AHEAD_MAX or {leader} != {version.author for version in last} | {share.peer for share in shares}:
         return False
     for path in {share.path for share in shares}:
-        rounds = sum((share.peer, share.path) == (leader, path) for one in versions for share in one.shares)
+        rounds = sum((share.peer, share.path) == (leader, path) for one in versions for share in one.document.shares)
         others = [reached(module) for module in path.modules() if module != last[0].module]
         if not others or rounds <= max(others) + AHEAD_MAX:
             return False

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from version_harness import LEADER, child, share
 
-from dipaco_p2p.protocol.documents import ModuleVersion
+from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, seal
 from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.owners import AHEAD_MAX, mirrors, rank, runs_ahead, successors
 from dipaco_p2p.protocol.signing import PeerId, Signer
@@ -192,14 +192,17 @@ def test_a_smaller_group_keeps_its_first_mirrors() -> None:
 TRUNK, RIVAL = ModuleId(0, 0), PEERS[0]
 
 
-def counting(*rounds: tuple[PathId, PeerId]) -> list[ModuleVersion]:
+def counting(*rounds: tuple[PathId, PeerId]) -> list[Sealed[ModuleVersion]]:
     """Versions of the trunk, each of the work of one peer on one path."""
     return [
-        replace(
-            child(),
-            module=TRUNK,
-            version=number,
-            shares=(replace(share(f"{number}", base=number - 1), path=path, peer=peer),),
+        seal(
+            LEADER,
+            replace(
+                child(),
+                module=TRUNK,
+                version=number,
+                shares=(replace(share(f"{number}", base=number - 1), path=path, peer=peer),),
+            ),
         )
         for number, (path, peer) in enumerate(rounds, start=1)
     ]

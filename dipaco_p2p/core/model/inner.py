@@ -138,7 +138,7 @@ class InnerLoop:
             state.restore(self._model, self._optimizer)
 
     def read_state(self, values: Mapping[str, Array]) -> InnerState:
-        """The state with these `values`, which may be another's; raises IntegrityError if they are none of this
+        """The inner state that `values` hold, this peer's or another's. Raises IntegrityError if they do not fit this
         path."""
         return InnerState.checked(values, self._model, optimizer=self._config.optimizer)
 

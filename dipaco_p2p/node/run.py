@@ -12,10 +12,20 @@ from ..core.outer.codec import Compressed
 from ..core.outer.compress import bytes_max, decode_compressed
 from ..errors import IntegrityError
 from ..protocol.decrees import Decree, Rebuilt
-from ..protocol.documents import BlobRef, Manifest, ModuleVersion, Sealed, Sharding, ShardRef, run_name, unseal
+from ..protocol.documents import (
+    BlobRef,
+    Contribution,
+    Manifest,
+    ModuleVersion,
+    Sealed,
+    Sharding,
+    ShardRef,
+    run_name,
+    unseal,
+)
 from ..protocol.gate import Appraisal
 from ..protocol.manifest import WARMUP
-from ..protocol.norms import Norms, lr_sum
+from ..protocol.norms import Norms, lr_percent, lr_sum
 from ..protocol.standing import Standings
 from ..protocol.verdicts import Verdicts
 from ..topology import ModuleId, PathId, Topology
@@ -104,6 +114,12 @@ class Run:
             size=self.layout(module).size,
             lr_sum=lambda base: lr_sum(self.config.inner, self.first_step(base), self.total_steps),
         )
+
+    def lr_percent(self, contribution: Contribution) -> int:
+        """Of its steps, as its recipe has them; 100 for one that names none."""
+        if contribution.recipe is None:
+            return 100
+        return lr_percent(self.config.inner, self.first_step(contribution.recipe.round), self.total_steps)
 
     def verdicts(self, appraisals: Iterable[Sealed[Appraisal]], standings: Standings) -> Verdicts:
         """What follows from these appraisals for the next version of a chain with these `standings`."""

@@ -220,6 +220,7 @@ class Judge:
             work=contribution.work,
             of=contribution.author,
             tokens=contribution.tokens,
+            lr_percent=node.run.lr_percent(contribution),
             gain=gain,
             error=error,
             draw=draw,

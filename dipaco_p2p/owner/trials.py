@@ -484,10 +484,10 @@ class Trials:
                 raise
             return None
         said = found.document
-        meant = node.run.id, document.work, document.author, document.tokens, judge
+        meant = node.run.id, document.work, document.author, document.tokens, node.run.lr_percent(document), judge
         # Nobody names itself an auditor: whose turn it is, the draw says.
         is_asked_for = is_audit or said.repeated is None
-        is_meant = (said.run, said.work, said.of, said.tokens, said.author) == meant
+        is_meant = (said.run, said.work, said.of, said.tokens, said.lr_percent, said.author) == meant
         return found if is_meant and is_asked_for else None
 
 

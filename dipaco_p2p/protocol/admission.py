@@ -102,6 +102,9 @@ def _judge_document(contribution: Contribution, sender: PeerId, contribution_id:
         return Verdict(Reason.OVERSIZED, f"payload of {size_bytes} bytes, limit {rules.payload_bytes_max}")
     if contribution.tokens > rules.tokens_max:
         return Verdict(Reason.MALFORMED, f"{contribution.tokens} tokens in one round, limit {rules.tokens_max}")
+    if contribution.recipe is not None and contribution.recipe.round > contribution.base_version:
+        detail = f"steps of round {contribution.recipe.round}, from version {contribution.base_version}"
+        return Verdict(Reason.MALFORMED, detail)  # the learning rate falls, and with it what the work has to gain
     earlier = rules.contributed.get((contribution.author, contribution.path, contribution.base_version))
     if earlier is not None and earlier != contribution_id:
         detail = f"{contribution.path} has contributed from version {contribution.base_version}"

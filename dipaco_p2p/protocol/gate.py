@@ -6,10 +6,11 @@ appraisals of a round is decided here, by the leader and by everyone who makes t
 
 - Work is **harmful** if the loss rises, by three standard errors of a paired test: honest work may end a little past
   the best point, since momentum carries a module there.
-- It gains **too little** if that is significantly less than a quarter of what is usual in the round, for as many
-  tokens. So nothing that only looks like work takes weight from work. Where the chain knows fewer than KNOWN_MIN
-  authors, strangers' work that gains nothing is too little beside others' that surely gains: else a stranger beside one
-  other author says what is usual.
+- It gains **too little** if that is significantly less than a quarter of what is usual in the round, for as many tokens
+  and no higher a learning rate: after a rollback the last round of one path is beside an early one of another, and its
+  steps are a tenth as long. So nothing that only looks like work takes weight from work. Where the chain knows fewer
+  than KNOWN_MIN authors, strangers' work that gains nothing is too little beside others' that surely gains: else a
+  stranger beside one other author says what is usual.
 - One judge may be a friend of the author, or an enemy: two must agree to refuse, or the coordinator says so. While
   they do not agree, and it is away, work counts only of those whom the chain knows.
 - If most of those whom the chain knows would be refused, the run has a problem and not the peers: none of them is. One
@@ -33,6 +34,7 @@ Source: paired t-test; Gauntlet (arXiv 2505.21684) compares losses before and af
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -93,6 +95,8 @@ class Appraisal:
     """Who did the work."""
     tokens: int = bounded(low=1, high=VALUES_MAX)
     """Trained to make it, as its author says: so much it would weigh."""
+    lr_percent: int = bounded(100, low=1, high=100)
+    """Their mean learning rate, of the highest, as its recipe's round has it (norms.py)."""
     gain: float = bounded(low=-GAIN_MAX, high=GAIN_MAX)
     """By how much the loss fell, in nats per token: the mean over sequences of the path's shard."""
     error: float = bounded(low=0.0, high=GAIN_MAX)
@@ -107,10 +111,10 @@ class Appraisal:
     def __post_init__(self) -> None:
         require_digest(self.run, self.work)
 
-    @property
-    def rate(self) -> float:
-        """Nats per token of text, for each token that was trained."""
-        return self.gain / self.tokens
+    def rate(self, lr_percent: int) -> float:
+        """Nats per token of text, for each token that was trained, as far as that may be expected of work at this
+        learning rate: of work at a lower one in proportion, of work at a higher one the same."""
+        return self.gain / self.tokens * min(1.0, lr_percent / self.lr_percent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +136,9 @@ class Judged:
 def refused(works: Mapping[str, Judged], *, coordinator: PeerId) -> dict[str, Reason]:
     """Which of a round's works, by id, do not count, and why. Same appraisals, same verdict, on any machine."""
     new = {id_: work for id_, work in works.items() if not work.is_counted}
-    usual = usual_rate(new.values())
+    usual = functools.cache(functools.partial(usual_rate, new.values()))
     faults = {
-        id_: _fault(work, coordinator, usual=usual, must_gain=_must_gain(work, new.values()))
-        for id_, work in new.items()
+        id_: _fault(work, coordinator, usual, must_gain=_must_gain(work, new.values())) for id_, work in new.items()
     }
     found = {id_: reason for id_, reason in faults.items() if reason is not None}
     known = {id_: work.author for id_, work in new.items() if work.is_known and work.appraisals}
@@ -237,12 +240,13 @@ KNOWN_MIN = 2
 """Authors whom the chain knows, for the usual rate to be theirs alone: the lower of two is not one author's word."""
 
 
-def usual_rate(works: Iterable[Judged]) -> float:
-    """What work usually gains for each token: the median of those authors whom the chain knows. If it knows only one,
-    the median of all at the most: that one may gain much more than others do, and so may a crowd."""
+def usual_rate(works: Iterable[Judged], lr_percent: int = 100) -> float:
+    """What work at this learning rate usually gains for each token: the median of those authors whom the chain knows.
+    If it knows only one, the median of all at the most: that one may gain much more than others do, and so may a
+    crowd."""
     appraised = [work for work in works if work.appraisals]
-    known = _rates(work for work in appraised if work.is_known)
-    everybody = known if len(known) >= KNOWN_MIN else _rates(appraised)
+    known = _rates((work for work in appraised if work.is_known), lr_percent)
+    everybody = known if len(known) >= KNOWN_MIN else _rates(appraised, lr_percent)
     return min((statistics.median_low(rates) for rates in (known, everybody) if rates), default=0.0)
 
 
@@ -262,12 +266,12 @@ def _surely_gains(work: Judged) -> bool:
     return bool(said) and all(one.gain > HARM_ERRORS * one.error for one in said)
 
 
-def _rates(works: Iterable[Judged]) -> list[float]:
+def _rates(works: Iterable[Judged], lr_percent: int) -> list[float]:
     """A rate for each author. Of several judges and works the one that says least counts: neither a judge nor an author
     with many works, of much gain for the tokens that it names, can make others' work look like nothing."""
     rates: dict[PeerId, float] = {}
     for work in works:
-        rate = min(appraisal.rate for appraisal in work.appraisals)
+        rate = min(appraisal.rate(lr_percent) for appraisal in work.appraisals)
         rates[work.author] = min(rate, rates.get(work.author, rate))
     return list(rates.values())
 
@@ -307,10 +311,10 @@ def _why_not(work: Judged) -> Reason:
     return Reason.UNJUDGED if is_withheld(work.appraisals) else Reason.NOT_REPEATED
 
 
-def _fault(work: Judged, coordinator: PeerId, *, usual: float, must_gain: bool) -> Reason | None:
+def _fault(work: Judged, coordinator: PeerId, usual: Callable[[int], float], *, must_gain: bool) -> Reason | None:
     last_word = [appraisal for appraisal in work.appraisals if appraisal.author == coordinator]
     heard, needed = (last_word, 1) if last_word else (work.appraisals, AGREED)
-    found = (_fault_of(appraisal, usual, must_gain=must_gain) for appraisal in heard)
+    found = (_fault_of(appraisal, usual(appraisal.lr_percent), must_gain=must_gain) for appraisal in heard)
     faults = [reason for reason in found if reason is not None]
     if len(faults) >= needed and 2 * len(faults) > len(heard):
         return min(faults)

@@ -26,7 +26,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import InnerConfig
 from ..topology import PathId
@@ -68,6 +68,15 @@ def _rate(inner: InnerConfig, step: int, total_steps: int) -> float:
     progress = min((step - inner.warmup_steps) / max(total_steps - inner.warmup_steps, 1), 1.0)
     falling = 1.0 - progress * progress * (3.0 - 2.0 * progress)
     return inner.lr * (inner.lr_min_ratio + (1.0 - inner.lr_min_ratio) * falling)
+
+
+def lr_percent(inner: InnerConfig, first_step: int, total_steps: int) -> int:
+    """How much of the highest learning rate the steps of one round have on average, in percent, rounded up. While the
+    rate still rises it counts as the highest: nobody gets away with less by naming an early round."""
+    begun = replace(inner, warmup_steps=0)
+    left_steps = max(total_steps - inner.warmup_steps, 1)
+    mean = lr_sum(begun, max(first_step - inner.warmup_steps, 0), left_steps) / inner.steps
+    return max(1, min(math.ceil(100 * mean / inner.lr), 100)) if inner.lr > 0 else 100
 
 
 def first_clip_norm(norms: Iterable[tuple[PeerId, float]]) -> float | None:

@@ -23,6 +23,7 @@ from dipaco_p2p.protocol.decrees import Decreed
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, document_id
 from dipaco_p2p.protocol.norms import Norms
 from dipaco_p2p.protocol.reasons import ADMISSION, PASSING, Reason
+from dipaco_p2p.protocol.references import Recipe
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.topology import ModuleId, PathId, Topology
 
@@ -92,6 +93,7 @@ FAULTS: list[tuple[Reason, dict[str, Any]]] = [
     (Reason.NOT_AUTHOR, {"sender": BOB}),
     (Reason.OVERSIZED, {"payload": TOO_BIG}),
     (Reason.MALFORMED, {"tokens": 5001}),
+    (Reason.MALFORMED, {"recipe": Recipe(round=6, place=0, replicas=1)}),
     (Reason.ALREADY_CONTRIBUTED, {"rules": {"contributed": {(ALICE, PATH, 5): digest(b"another")}}}),
     (Reason.COMPLETE, {"rules": {"rounds": HEAD_VERSION}}),
     (Reason.STALE_BASE, on(3)),

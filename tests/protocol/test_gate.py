@@ -151,6 +151,23 @@ def test_the_only_author_whom_the_chain_knows_does_not_say_alone_what_is_usual()
     assert refused(works | {"second": second}, coordinator=COORDINATOR.peer) == {"a": Reason.LITTLE_GAIN}
 
 
+def test_work_has_to_gain_as_much_as_its_learning_rate_allows() -> None:
+    """Seed 5: after a rollback one path was in the last round and another in an early one. Its honest work gained a
+    tenth for as many tokens, and was refused beside the other's."""
+    early, last = judged(GOOD, GOOD), judged(LITTLE, LITTLE)
+    last = replace(last, appraisals=[replace(one, lr_percent=10) for one in last.appraisals])
+    works = {"last": last, **{str(number): by(signer(number), early) for number in (2, 3, 4)}}
+    assert refused(works, coordinator=COORDINATOR.peer) == {}
+    works["last"] = judged(LITTLE, LITTLE)
+    assert refused(works, coordinator=COORDINATOR.peer) == {"last": Reason.LITTLE_GAIN}
+    works = {str(number): by(signer(number), last) for number in (2, 3, 4)}
+    works |= {"early": judged(LITTLE, LITTLE)}  # no more than theirs, at ten times the rate
+    assert refused(works, coordinator=COORDINATOR.peer) == {}, "gains do not grow with the rate for ever"
+    idle = replace(last, appraisals=[replace(one, gain=0.001, error=0.001) for one in last.appraisals])
+    works |= {"idle": by(signer(5), idle)}
+    assert refused(works, coordinator=COORDINATOR.peer) == {"idle": Reason.LITTLE_GAIN}
+
+
 NOTHING = (-0.01, 0.01)
 
 

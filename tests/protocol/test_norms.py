@@ -23,6 +23,7 @@ from dipaco_p2p.protocol.norms import (
     NORM_VERSIONS,
     Norms,
     first_clip_norm,
+    lr_percent,
     lr_sum,
 )
 from dipaco_p2p.protocol.reasons import Reason
@@ -129,3 +130,14 @@ def test_the_sum_of_learning_rates_follows_the_schedule(warmup_steps: int, lr_mi
     for first in range(0, 400, 10):
         exact = math.fsum(learning_rate(inner, step, 400) for step in range(first, first + 10))
         assert lr_sum(inner, first, 400) == pytest.approx(exact, abs=0.02 * inner.lr * 10)
+
+
+def test_the_learning_rate_of_a_round_in_percent_falls_with_the_schedule_and_never_rises() -> None:
+    """An early round, in which the rate rises, is no excuse for gaining less."""
+    inner = InnerConfig(steps=10, warmup_steps=20, lr_min_ratio=0.0)
+    found = [lr_percent(inner, first, 400) for first in range(0, 400, 10)]
+    assert found[:3] == [100] * 3 and found[-1] == 1 and found == sorted(found, reverse=True)
+    for first in range(20, 400, 10):
+        mean = math.fsum(learning_rate(inner, step, 400) for step in range(first, first + 10)) / 10
+        assert lr_percent(inner, first, 400) == pytest.approx(100 * mean / inner.lr, abs=2)
+    assert lr_percent(replace(inner, lr=0.0), 0, 400) == 100

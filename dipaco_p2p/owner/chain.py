@@ -33,6 +33,7 @@ from ..protocol.signing import PeerId, short
 from ..protocol.versions import bases_after, blobs_of, is_final
 from ..topology import ModuleId
 from .evidence import Evidence
+from .final import found_of, is_counted, left_behind
 from .intake import admission_rules
 from .kept_appraisals import Appraiser, copy_kept, measure_nothing, names_of, read_kept
 from .originals import Originals
@@ -177,13 +178,18 @@ class ModuleChain:
         self._leave(max(to, self.ledger.final))
 
     def settle(self) -> None:
-        """Drop what is final, and what no base needs any more. An archive keeps it."""
+        """Drop what is final, what final versions left behind, and what no base needs any more. An archive keeps it."""
         for sealed in self.ledger.undone:
             self.expire(sealed, Reason.ROLLED_BACK)
+        run, ledger = self.node.run, self.ledger
+        for sealed in left_behind(ledger, staleness=run.config.rounds.staleness, but=self.lost):
+            found = found_of(ledger, sealed.document)
+            self.node.history.add("left_behind", module=str(self.module), id=sealed.id, found=found)
+            self.forget(sealed)
         self._drop_payloads(self.ledger.settle())
         self.evidence.settle()
-        self.originals.forget(oldest_base=self.ledger.head.version - self.node.run.config.rounds.staleness)
-        self._prune(keep=self.node.run.config.rounds.staleness + 2)
+        self.originals.forget(oldest_base=ledger.head.version - run.config.rounds.staleness)
+        self._prune(keep=run.config.rounds.staleness + 2)
 
     def expire(self, sealed: Sealed[Contribution], reason: str) -> None:
         """A contribution that may not count, or cannot: it is reported, and kept no longer."""
@@ -297,22 +303,8 @@ class ModuleChain:
                 self.settle()
 
     async def is_counted(self, sealed: Sealed[Contribution], peer: PeerId) -> bool | None:
-        """Whether final versions count this contribution: those here, or those that `peer` shows. None while a later
-        one may. Raises DipacoError."""
-        config, base = self.node.run.config.rounds, sealed.document.base_version
-        until = min(base + config.staleness + 1, self.node.run.rounds)
-        finals = await self._finals(after=max(base - 1, 0), until=until, peer=peer)
-        if base and finals and finals.pop(0).digest != sealed.document.base_digest:
-            return False  # its base is on a branch that lost
-        if any(share.contribution == sealed.id for version in finals for share in version.shares):
-            return True
-        return False if len(finals) == until - base else None
-
-    async def _finals(self, *, after: int, until: int, peer: PeerId) -> list[ModuleVersion]:
-        ledger = self.ledger
-        if ledger.final >= until or self.keeps_everything:
-            return [sealed.document for sealed in ledger.versions[after : min(until, ledger.final)]]
-        return await RemoteLedger(self.node, peer, self.module).finals(after=after, until=until)
+        """Whether final versions count it, those that `peer` shows too (final.py). Raises DipacoError."""
+        return await is_counted(self.node, self.ledger, sealed, None if self.keeps_everything else peer)
 
     async def welcome(self, sender: PeerId) -> None:
         """The leader has us as a mirror now: take over its chain. Raises DipacoError."""

@@ -39,6 +39,7 @@ from .kept_appraisals import Appraiser, copy_kept, measure_nothing, names_of, re
 from .originals import Originals
 from .outer_state import KeptState
 from .rollback import due_after, undo_again
+from .room import surplus
 from .timing import Timing
 from .version import Admitted, Made, PayloadLost, made_and_kept, make_again, stored
 
@@ -183,13 +184,21 @@ class ModuleChain:
             self.expire(sealed, Reason.ROLLED_BACK)
         run, ledger = self.node.run, self.ledger
         for sealed in left_behind(ledger, staleness=run.config.rounds.staleness, but=self.lost):
-            found = found_of(ledger, sealed.document)
-            self.node.history.add("left_behind", module=str(self.module), id=sealed.id, found=found)
-            self.forget(sealed)
+            self._leave_behind(sealed)
+        for sealed in surplus(run, ledger, lost=self.lost, is_proven=self.chains.is_proven):
+            self._leave_behind(sealed)
         self._drop_payloads(self.ledger.settle())
         self.evidence.settle()
         self.originals.forget(oldest_base=ledger.head.version - run.config.rounds.staleness)
         self._prune(keep=run.config.rounds.staleness + 2)
+
+    def _leave_behind(self, sealed: Sealed[Contribution]) -> None:
+        """Its leader has told what became of it, unless it is lost."""
+        if sealed.id in self.lost:
+            return self.expire(sealed, Reason.STALE_BASE)
+        found = found_of(self.ledger, sealed.document)
+        self.node.history.add("left_behind", module=str(self.module), id=sealed.id, found=found)
+        self.forget(sealed)
 
     def expire(self, sealed: Sealed[Contribution], reason: str) -> None:
         """A contribution that may not count, or cannot: it is reported, and kept no longer."""

@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 from group_harness import Group
 from judging_scene import BAD, GOOD, MODULE, OTHER_PATH, Scene, judged_config
+from mirror_harness import ONE, on_shelf
 from runtime_harness import World, offer
+from tiny_run import signer
 from virtual_time import eventually
 
 from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.node.node import Member
+from dipaco_p2p.owner import room
+from dipaco_p2p.program import files
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Sealed, seal
 from simulation.training import toy_gains
 
@@ -89,3 +93,56 @@ async def test_mirrors_keep_no_work_that_final_versions_left_behind(tmp_path: Pa
         assert not on.mirror.said("expired"), "its leader has told of it"
         payloads = [on.strange[id_].document.payload.digest for id_ in gone]
         assert not any(on.mirror.node.store.size(name) for name in payloads)
+
+
+async def test_a_stranger_stops_no_module_while_the_coordinator_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack: nothing is final then, so the mirrors keep what judges refused. Once it filled their disks they took no
+    further work of anybody, and the module's training stood still."""
+    monkeypatch.setattr(room, "STRANGE_MAX", 2)
+    async with attacked(tmp_path) as (on, author):
+        await on.versions(author, 1)  # the coordinator signs it: its author has worked
+        await eventually(lambda: on.mirror.ledger.final == 1)
+        await on.group.seed_away()
+
+        def free(folder: Path, *, wanted: int) -> int:
+            """Each disk has room for six pieces of the stranger's work."""
+            [member] = [each for each in on.group.members if each.node.store.folder == folder]
+            return wanted - (len(on.strange.keys() & member.ledger.kept) > 6)
+
+        monkeypatch.setattr(files.disk, "free_bytes", free)
+        await on.versions(author, 7)
+        for mirror in on.group.mirrors:
+            assert mirror.ledger.final == 1
+            last = room.STRANGE_MAX + on.run.config.rounds.staleness
+            assert list(mirror.ledger.open) == list(on.strange)[-last:], "the newest that the chain left behind, too"
+
+
+async def test_of_too_much_strange_work_the_oldest_goes_and_last_what_a_leader_has_to_answer_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with on_shelf(tmp_path, keeps_everything=False) as shelf:
+        told = list[tuple[str, str]]()
+        shelf.node.history.listen(lambda event: told.append((event["ev"], event.get("id", ""))))
+        shelf.adopt(ONE, term=1)
+        strange = list[Sealed[Contribution]]()
+        for number in range(1, 5):
+            if number < 4:
+                strange.append(shelf.contribution(number, variant=number, author=signer(70 + number))[0])
+                shelf.chain.add(strange[-1])
+            await shelf.keep(shelf.version(number)[0])
+        oldest, second, newest = [one.id for one in strange]
+        assert list(shelf.ledger.open) == [oldest, second, newest], "there is room for all"
+        shelf.chain.lost = {oldest}
+        size = strange[0].document.payload.size
+        with monkeypatch.context() as small:
+            small.setattr(room, "path_bytes_max", lambda run: 2 * size)
+            small.setattr(room, "RESERVE_PATHS", 1)
+            shelf.chain.settle()
+            assert set(shelf.ledger.open) == {oldest, newest}
+            small.setattr(room, "RESERVE_PATHS", 0)
+            shelf.chain.settle()
+        assert not shelf.ledger.open and shelf.ledger.final == 0
+        gone = [(ev, id_) for ev, id_ in told if ev in ("left_behind", "expired")]
+        assert gone == [("left_behind", second), ("expired", oldest), ("left_behind", newest)]

@@ -5,23 +5,26 @@
 - A `Member` also says what it does, takes uploads, and keeps a history: a volunteer, or a seed node.
 
 `ask` calls another peer, and `fetch`, `send` and `serve_store` move blobs between this peer's store and others'.
-`fetch_in_time` is for what one stranger may have alone: it ends, whatever that peer does.
+`fetch_in_time` is for what one stranger may have alone: it ends, whatever that peer does. `fetch_given` ends as well
+when that peer gives next to nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from ..clock import Clock
-from ..errors import BlobMissing, IntegrityError
+from ..config import RoundsConfig
+from ..errors import BlobMissing, IntegrityError, Unreachable
 from ..program.history import History
-from ..program.tasks import SingleFlight, in_time
+from ..program.tasks import SingleFlight, as_long_as, in_time
 from ..protocol.documents import BlobRef
 from ..protocol.liveness import Heartbeat
 from ..protocol.signing import PeerId
@@ -36,7 +39,7 @@ from .neighbourhood import Neighbourhood
 from .presence import Presence
 from .run import Run
 from .store import Store
-from .uploads import Uploads
+from .uploads import SLOW_BYTES_S, Uploads
 from .watch import Watch
 
 log = logging.getLogger(__name__)
@@ -51,6 +54,9 @@ WAIT_S, LEAST_BYTES_S = 10.0, THIN_BYTES_S
 """A blob is waited for so long, and as long as this rate takes besides. The rate is a quarter of a home line of 1
 Mbit/s: its author may be pushing to leaders, and giving the same blob to two judges and an auditor. The first seconds
 are less than a call may take, so that whoever asked us for something small still hears that it is not to be had."""
+SILENT_S = 60.0
+"""So long one peer may give next to nothing of a blob that may take hours: three calls. On a thin line the first ranges
+are too long to come in the time of a call, and the next ones are shorter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,11 +192,59 @@ async def fetch(
     return data
 
 
-async def fetch_in_time(node: Reader, ref: BlobRef, *, holders: Sequence[PeerId], keep: bool = False) -> bytes:
+async def fetch_in_time(
+    node: Reader,
+    ref: BlobRef,
+    *,
+    holders: Sequence[PeerId],
+    keep: bool = False,
+    brought: Counter[PeerId] | None = None,
+) -> bytes:
     """As `fetch`, for what perhaps nobody has but the peer that names it. With one range in each call such a peer could
     be at it for ever; raises Unreachable when a thin line would have brought it. What came is kept for the next try."""
-    fetching, limit_s = fetch(node, ref, holders=holders, keep=keep), WAIT_S + ref.size / LEAST_BYTES_S
+    fetching = fetch(node, ref, holders=holders, keep=keep, brought=brought)
+    limit_s = WAIT_S + ref.size / LEAST_BYTES_S
     return await in_time(fetching, node.clock, limit_s, what=f"the blob {ref.digest[:8]}")
+
+
+@dataclass(slots=True)
+class Given:
+    """What one peer has given of a blob, in the time that it was asked for it: also over several tries."""
+
+    asked_s: float = 0.0
+    came_bytes: int = 0
+
+    def is_next_to_nothing(self, rounds: RoundsConfig) -> bool:
+        """Whether that is less than any line of a volunteer brings, were it shared by thirty: so it is not the line."""
+        return self.asked_s >= silent_s(rounds) and self.came_bytes < SLOW_BYTES_S * self.asked_s
+
+
+def silent_s(rounds: RoundsConfig) -> float:
+    """After what time to look how much came. Where no round waits for long, lines have to bring a path's work sooner,
+    and whoever waits for what is said of it could not hear it later."""
+    return min(SILENT_S, rounds.deadline_s / 2)
+
+
+async def fetch_given(node: Reader, ref: BlobRef, given: Given, *, holders: Sequence[PeerId]) -> bytes:
+    """As `fetch_in_time`, for what large states and payloads are asked for. On a thin line they would come long after
+    everybody has stopped waiting; so whoever trickles one would never be found to have given nothing. Raises
+    Unreachable also for that."""
+    if node.fetching.is_doing(f"{ref.digest}.{ref.size}"):  # then what comes is counted by somebody else here
+        return await fetch_in_time(node, ref, holders=holders)
+    before, began_s, brought = replace(given), node.clock.now_s(), Counter[PeerId]()
+
+    def check() -> None:
+        given.asked_s = before.asked_s + node.clock.now_s() - began_s
+        given.came_bytes = before.came_bytes + brought.total()
+        if given.is_next_to_nothing(node.run.config.rounds):
+            message = f"only {given.came_bytes} bytes of the blob {ref.digest[:8]} came in {given.asked_s:.0f} s"
+            raise Unreachable(message)
+
+    try:
+        return await as_long_as(check, partial(fetch_in_time, node, ref, holders=holders, brought=brought), node.clock)
+    finally:
+        with contextlib.suppress(Unreachable):
+            check()
 
 
 async def fetch_kept(node: Reader, ref: BlobRef, *, holders: Sequence[PeerId]) -> bytes:

@@ -30,7 +30,7 @@ from ..core.outer.outer_step import apply_update
 from ..core.routing.evaluate import Doubles, counted_tokens, losses
 from ..errors import BlobMissing, EnvironmentUnfit, IntegrityError, Refused, SwarmError
 from ..node.calls import Appraise, Appraised
-from ..node.node import Member, fetch_in_time
+from ..node.node import Given, Member, fetch_given, fetch_in_time
 from ..node.reading import chain_tellers, versions_after
 from ..node.run import Run
 from ..node.shardings import learn_attached
@@ -103,6 +103,8 @@ class Judge:
         self._fetching = asyncio.Semaphore(FETCHED_AT_ONCE)
         self._fetching_of: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()
         """By author."""
+        self._given: dict[str, Given] = {}
+        """By author and payload, what came of it: a leader asks again and again."""
         self._waiting = 0
         self._found: dict[str, Sealed[Appraisal]] = {}
         self._judging: SingleFlight[Sealed[Appraisal]] = SingleFlight()
@@ -245,7 +247,8 @@ class Judge:
                 if not await self._may_be_version(module, base, number=contribution.base_version):
                     raise
                 raise Refused(f"it cannot be measured here now: {error}", reason=Reason.BUSY) from None
-            await have(payload, [*holders, contribution.author])
+            if node.store.size(payload.digest) is None:
+                fetched[payload.digest] = await self._payload(payload, holders, contribution.author)
         shard = self._shard_ref(contribution)
         if shard.digest not in self._shards and node.store.size(shard.digest) is None:
             training = sorted(node.watch.claims[contribution.path])
@@ -254,6 +257,15 @@ class Judge:
             except (SwarmError, IntegrityError) as error:
                 raise Refused(f"it cannot be measured here now: {error}", reason=Reason.BUSY) from None
         return fetched
+
+    async def _payload(self, payload: BlobRef, holders: list[PeerId], author: PeerId) -> bytes:
+        """One of its work. An author that gave next to nothing of it is not waited for again: others have it soon."""
+        given = self._given.setdefault(f"{author} {payload.digest}", Given())
+        for old in list(self._given)[:-REMEMBERED]:
+            del self._given[old]
+        if given.is_next_to_nothing(self._node.run.config.rounds):
+            return await fetch_in_time(self._node, payload, holders=holders)
+        return await fetch_given(self._node, payload, given, holders=[*holders, author])
 
     async def _may_be_version(self, module: ModuleId, base: BlobRef, *, number: int) -> bool:
         """Whether `base` may be the parameters of one of a module's last versions, which its owners still have: a chain

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from ..canonical import digest
 from ..errors import DipacoError, Refused
 from ..node.calls import Appraise, GetDraw
-from ..node.node import CALL_TIMEOUT_S, ask
+from ..node.node import CALL_TIMEOUT_S, ask, silent_s
 from ..program.tasks import done_or_later
 from ..protocol import gate
 from ..protocol.documents import Contribution, Sealed
@@ -375,18 +375,18 @@ class Trials:
 
     async def _audit(self, sealed: Sealed[Contribution], said: dict[PeerId, Sealed[Appraisal]], until_s: float) -> None:
         """Have the work repeated if it is its turn, by one peer after the other until enough agree, and now and then
-        once more, since an auditor may not even have looked. It takes an auditor about as long as the author. So each
-        that answers has as long as a round waits, and whoever repeats another work is asked again later. What ends
-        after the round is told of in a later version."""
+        once more, since an auditor may not even have looked. It takes an auditor about as long as the author, and twice
+        as long as it may be given nothing. So each that answers has as long as a round waits, and whoever repeats
+        another work is asked again later. What ends after the round is told of in a later version."""
         document, asked, taken = sealed.document, set[PeerId](), set[PeerId]()
         draw = await asyncio.shield(self._draws[document.work])
         if not self._is_audited(document, draw):
             return
         least = 2 if _is_drawn(f"again {draw}", AGAIN) else 1
         while sum(one.document.repeated is not None for one in said.values()) < least or _is_undecided(said):
-            now_s = self._node.clock.now_s()
+            now_s, limit_s = self._node.clock.now_s(), max(self._limit_s(), 2 * silent_s(self._node.run.config.rounds))
             left = [judge for judge in self._candidates(document, draw) if judge not in asked]
-            if not left or now_s >= until_s + self._limit_s():
+            if not left or now_s >= until_s + limit_s:
                 return
             if (judge := next((one for one in left if one not in taken), None)) is None:
                 taken.clear()
@@ -394,7 +394,7 @@ class Trials:
                 continue
             asked.add(judge)
             try:
-                found = await self._audited(judge, sealed, max(until_s, now_s + self._limit_s()))
+                found = await self._audited(judge, sealed, max(until_s, now_s + limit_s))
                 verdicts = self._node.run.verdicts([], self._chain.ledger.standings)
                 if found is not None and verdicts.believes(found.document):
                     said[judge] = found

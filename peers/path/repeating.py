@@ -29,7 +29,7 @@ from dipaco_p2p.core.outer.codec import Compressed
 from dipaco_p2p.core.outer.compress import compress
 from dipaco_p2p.core.outer.outer_step import outer_gradient
 from dipaco_p2p.errors import EnvironmentUnfit, IntegrityError, Refused, SwarmError, Unreachable
-from dipaco_p2p.node.node import CALL_TIMEOUT_S, Member, fetch_in_time
+from dipaco_p2p.node.node import CALL_TIMEOUT_S, Given, Member, fetch_given
 from dipaco_p2p.node.reading import chain_tellers, versions_after
 from dipaco_p2p.node.sizes import state_bytes_max
 from dipaco_p2p.program.tasks import in_time
@@ -180,14 +180,15 @@ class Repeater:
         return most
 
     async def _state(self, work: Contribution, ref: BlobRef) -> bytes | None:
-        """One of its author's; None if the author does not give it. That it has left the swarm is no excuse: a forger
-        could leave whenever it is asked, and come back."""
+        """One of its author's; None if the author does not give it, or next to nothing of it. That it has left the
+        swarm is no excuse: a forger could leave whenever it is asked, and come back."""
         if ref.size > state_bytes_max(self._node.run.config, work.path):
             return b""  # which is no state
         await self._node.watch.find(work.author)  # in a large swarm its heartbeat is not among those that we read
+        given = Given()
         for _ in range(TRIES):
             try:
-                return await fetch_in_time(self._node, ref, holders=[work.author])
+                return await fetch_given(self._node, ref, given, holders=[work.author])
             except (SwarmError, IntegrityError) as error:
                 log.info("no state %s from its author: %s", ref.digest[:8], error)
                 if isinstance(error, Unreachable):  # it had the time for all tries, and others wait for us

@@ -16,7 +16,7 @@ from virtual_time import eventually
 
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.calls import GetDraw, KeepEvidence
-from dipaco_p2p.node.node import Member, ask
+from dipaco_p2p.node.node import Member, ask, silent_s
 from dipaco_p2p.owner import trials
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.trials import Trials
@@ -141,6 +141,26 @@ async def test_an_audit_of_a_trusted_author_is_told_of_later_and_a_forger_waits(
         await on.push(author, GOOD)
         await on.version(4 + FORGERS_WAIT)
         assert on.authors_of(4 + FORGERS_WAIT) == {author.swarm.peer}
+        await on.verified()
+
+
+async def test_who_gives_auditors_nothing_has_withheld_it_however_short_rounds_are(audit_scene: Play) -> None:
+    """Attack: it takes an auditor a while to be sure that it is given nothing. Leaders waited as long as for a path,
+    which may be less, and the audit ended without a result."""
+    async with audit_scene as on:
+        author, other = await on.author(60), await on.author(61)
+        await trusted(on, author)
+        on.owner.trials._limit_s = lambda: 1.0
+        on.auditors.found[author.swarm.peer] = NOTHING_GIVEN
+        await on.push(author, GOOD)
+        await on.version(2)
+        await asyncio.sleep(silent_s(on.run.config.rounds))
+        on.auditors.may_end.set()
+        await on.audited()
+        await on.push(other, GOOD, path=OTHER_PATH)
+        await on.version(3)
+        findings = on.findings(3)
+        assert findings is not None and findings.withheld == (author.swarm.peer,)
         await on.verified()
 
 

@@ -233,6 +233,29 @@ async def test_an_author_that_trickles_its_work_holds_up_no_judge(tmp_path: Path
         await end(beating)
 
 
+async def test_a_known_author_that_trickles_a_part_of_its_work_is_not_taken_unseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack: it named a part that nobody else has, and gave that a few bytes at a time. A large one could have come
+    on a thin line after the round was over: judges were silent about it, and its harmful work counted, since silence
+    is nobody's fault whom the chain knows."""
+    monkeypatch.setattr("dipaco_p2p.node.node.LEAST_BYTES_S", 1.0)
+    async with scene(tmp_path) as on:
+        hostile = await on.author(60)
+        await on.push(hostile, GOOD)
+        await on.version(1)
+        beating = asyncio.create_task(hostile.presence.run())
+        await eventually(lambda: hostile.peer in on.world.seed.node.watch.heartbeats)
+        sealed = await on.work(hostile, BAD)
+        part = trickle(hostile.swarm, bytes(on.run.payload_bytes_max(PATH.modules()[0])))
+        other, *rest = sealed.document.others
+        lie = replace(sealed.document, others=(replace(other, payload=part), *rest))
+        await offer(hostile, on.leader.peer, seal(hostile.swarm.signer, lie), gradient(on.run, MODULE, BAD))
+        await eventually(lambda: bool(on.expired()) or on.owner.head.version > 1)
+        assert set(on.expired().values()) == {Reason.UNJUDGED}
+        await end(beating)
+
+
 async def test_a_run_goes_on_where_nobody_lives_who_could_judge(tmp_path: Path) -> None:
     async with scene(tmp_path) as on:
         await on.world.kill_seed()

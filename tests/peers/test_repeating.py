@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,8 +13,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from runtime_harness import TinyVolunteer, World
+from runtime_harness import TinyVolunteer, World, node_of
 from tiny_run import signer, tiny_config
+from trickling import trickle_from
 from virtual_time import eventually, play
 
 from dipaco_p2p.canonical import canonical_bytes
@@ -27,18 +29,23 @@ from dipaco_p2p.errors import BlobMissing, IntegrityError
 from dipaco_p2p.node import reading
 from dipaco_p2p.node.calls import GetChain, GetVersions
 from dipaco_p2p.node.items import Page
-from dipaco_p2p.node.node import CALL_TIMEOUT_S, fetch_in_time
+from dipaco_p2p.node.node import CALL_TIMEOUT_S, Given, fetch_given, serve_store, silent_s
 from dipaco_p2p.node.reading import ask_chain
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol.documents import BlobRef, Contribution
-from dipaco_p2p.protocol.gate import MADE_UP, Repetition
+from dipaco_p2p.protocol.gate import MADE_UP, NOTHING_GIVEN, Repetition
+from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import VALUES_MAX, PeerId
+from dipaco_p2p.swarm.blobs.bandwidth import Line
 from dipaco_p2p.topology import ModuleId
+from peers.path.kept import outbox_of
 from peers.path.repeating import Repeater, compared
 from peers.path.trainer import Flat, OuterGradient, PathTrainer
 
 CHEAT = 9
+SNAPSHOT_BYTES = 30_000
+"""More than any module's parameters take here, and less than a path's state."""
 
 
 def audited_config(*, rounds: int = 5, uplink: str = "int4", **changes: Any) -> RunConfig:
@@ -157,18 +164,50 @@ def test_a_forger_that_leaves_whenever_it_is_asked_for_a_state_gains_nothing(
             world.join_all(range(1, 7))
             cheat = world.join(CHEAT, make_trainer=Longer)
 
-            async def left(node: Any, ref: BlobRef, *, holders: Sequence[PeerId]) -> bytes:
+            async def left(node: Any, ref: BlobRef, given: Given, *, holders: Sequence[PeerId]) -> bytes:
                 if list(holders) != [cheat.peer]:
-                    return await fetch_in_time(node, ref, holders=holders)
+                    return await fetch_given(node, ref, given, holders=holders)
                 node.watch.heartbeats.pop(cheat.peer, None)
                 raise BlobMissing("it has left")
 
-            monkeypatch.setattr("peers.path.repeating.fetch_in_time", left)
+            monkeypatch.setattr("peers.path.repeating.fetch_given", left)
             await eventually(lambda: Reason.UNJUDGED in refusals(world), limit_s=600.0)
             assert cheat.peer in sought
 
     monkeypatch.setattr(Watch, "find", found)
     play(scenario)
+
+
+def test_a_forger_that_trickles_its_states_has_given_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attack: it gave a state as slowly as calls allow. A large one could have come on a thin line long after its
+    audit was over, so auditors said nothing, and its work counted, a round after the other."""
+    monkeypatch.setattr("dipaco_p2p.node.node.LEAST_BYTES_S", 1.0)
+
+    async def scenario() -> None:
+        async with World(tmp_path, config=audited_config(rounds=8)) as world:
+            world.join_all(range(1, 7))
+            cheat = world.join(CHEAT, make_trainer=Longer)
+            trickle_from(cheat.swarm, cheat.node.store, outbox_of(cheat.node.store), over_bytes=SNAPSHOT_BYTES)
+            await eventually(lambda: Reason.UNJUDGED in refusals(world), limit_s=600.0)
+            found = {event["of"] for event in audits(world) if event["cosine"] == NOTHING_GIVEN.cosine}
+            assert found == {cheat.peer}
+
+    play(scenario)
+
+
+async def test_the_thinnest_line_has_given_something_to_two_at_once(tmp_path: Path) -> None:
+    """A tenth of a home line of 1 Mbit/s: a state goes on coming for as long as it takes."""
+    async with World(tmp_path) as world:
+        swarm = world.network.join(signer(41), line=Line(up_mbit=0.1, clock=world.clock))
+        author = node_of(world.run, swarm, tmp_path / "author", world.clock, Heartbeat())
+        serve_store(author.swarm, author.store)
+        data, given, readers = bytes(range(256)) * 1024, [Given(), Given()], [world.peer(42), world.peer(43)]
+        ref = author.store.put(data)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("dipaco_p2p.node.node.LEAST_BYTES_S", 1.0)
+            both = zip(readers, given, strict=True)
+            came = await asyncio.gather(*(fetch_given(one, ref, each, holders=[author.peer]) for one, each in both))
+        assert came == [data, data] and all(one.asked_s > 2 * silent_s(world.run.config.rounds) for one in given)
 
 
 def test_of_several_modules_the_one_that_is_farthest_off_counts() -> None:

@@ -233,15 +233,6 @@ class GetRejections(Request[Page[Rejection]]):
     """Contribution id, empty at first."""
 
 
-@call("module.take", by="peers that own", refuses=(Reason.NOT_LEADER,))
-class Take(Request[Done]):
-    """Lead this module: answered once the receiver does."""
-
-    module: ModuleId
-    mandate: tuple[Sealed[Grant], ...] = ()
-    """The newest mandate that the caller knows, the oldest grant first."""
-
-
 @call("module.mandate", refuses=(Reason.WRONG_MODULE,))
 class GetMandate(Request[Page[Grant]]):
     """The newest mandate's grants, the oldest first."""
@@ -298,6 +289,11 @@ class ChainRequest(Request[R_co]):
     module: ModuleId
     grant: Sealed[Grant] | None = None
     """The caller's newest grant of the module, if it has any."""
+
+
+@call("module.take", by="peers that own", refuses=(Reason.NOT_LEADER,))
+class Take(ChainRequest[Done]):
+    """Lead this module: answered once the receiver does."""
 
 
 @call("module.forward", by=LEADERS, refuses=(Reason.PAYLOAD_MISSING, *ADMISSION))

@@ -112,8 +112,10 @@ class ModuleCalls:
     async def _on_take(self, sender: PeerId, request: Take) -> Done:
         """The leader leaves and names us; whoever grants terms still has to agree, unless it has done so itself."""
         if request.module in self._node.run.topology and self._node.presence.heartbeat.owns:
-            if request.mandate:
-                self._node.mandates.learn(request.module, request.mandate)
+            grant = request.grant
+            if grant is not None and not self._node.mandates.believes(request.module, grant):
+                if sender in (grant.document.leader, grant.document.author):
+                    await learn_mandate(self._node, request.module, sender)
             await self._take(sender, request.module)
         return Done()
 

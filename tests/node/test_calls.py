@@ -261,10 +261,7 @@ CASES = {
             replied={"signature": "ab" * 64},
             wrong={"peer": ("nobody", ""), "found": (0, -1), "decrees": (-1, DECREES_MAX + 1)},
         ),
-        Case(
-            request=calls.Take(module=MODULE, mandate=(GRANT,)),
-            header={"module": "L0.M1", "mandate": [GRANT.to_dict()]},
-        ),
+        Case(request=calls.Take(**OF_MODULE), header=SHOWN),
         Case(request=calls.GetMandate(module=MODULE), header={"module": "L0.M1"}, reply=PAGE),
         Case(
             request=calls.GetBranch(**OF_MODULE),

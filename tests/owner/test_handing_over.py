@@ -10,6 +10,9 @@ from group_harness import MODULE, make_versions, require_verified
 from leaders_harness import is_safe, on_stage, seed_away, seed_back
 from virtual_time import eventually
 
+from dipaco_p2p.canonical import canonical_bytes
+from dipaco_p2p.swarm.api import HEADER_BYTES_MAX
+
 
 async def test_leaving_hands_over_at_once(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as (world, first, second, author):
@@ -68,3 +71,23 @@ async def test_leaving_hands_over_though_no_heartbeat_came_in_time(tmp_path: Pat
         await first.ownership.leave()
         assert [event["to"] for event in first.events if event["ev"] == "handed_over"] == [world.seed.node.peer]
         assert MODULE in world.seed.ownership.modules
+
+
+async def test_leaving_hands_over_after_more_terms_than_a_call_has_room_for(tmp_path: Path) -> None:
+    """Attack: a member of the group granted itself some hundred terms while the seed was away, and then the next to
+    somebody else. That leader's call to its successor had no room for the grants of all, so its program failed when it
+    left, before it had handed over anything."""
+    async with on_stage(tmp_path) as (world, first, second, author):
+        await first.lead(MODULE)
+        await make_versions(world, first, author)
+        await seed_away(world, first, second)
+        for _ in range(700):
+            first.node.mandates.grant_next(first.swarm.signer, MODULE, leader=first.peer, mirrors=(second.peer,))
+        await first.owner(MODULE).renew()
+        assert len(canonical_bytes([one.to_dict() for one in first.node.mandates.newest(MODULE)])) > HEADER_BYTES_MAX
+        await first.ownership.leave()
+        assert second.ownership.modules == [MODULE] and first.ownership.modules == []
+        await make_versions(world, second, author, seed=9)
+        await seed_back(world, second)
+        await eventually(lambda: is_safe(second))
+        require_verified(world, versions=2)

@@ -312,9 +312,9 @@ async def test_a_strangers_word_deposes_nobody_while_the_seed_node_is_away(tmp_p
         await group.seed_away()
         leader, mirrors = group.leader, group.mirrors
         grant = leader.owner(MODULE).grant
-        shown = [sealed.to_dict() for sealed in leader.node.mandates.newest(MODULE)]
+        shown = leader.node.mandates.newest(MODULE)[-1].to_dict()
         for caller in (author, mirrors[1].node):
-            for request in ({}, {"mandate": shown}):
+            for request in ({}, {"grant": shown}):
                 with pytest.raises(Refused) as caught:
                     await caller.swarm.call(
                         mirrors[0].peer, "module.take", {"module": str(MODULE), **request}, timeout_s=20.0

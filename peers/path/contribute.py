@@ -67,9 +67,10 @@ async def push(
     on_progress: Callable[[], None] = lambda: None,
     on_unclaimed: Callable[[], Awaitable[None]] = keep_the_claim,
 ) -> Sealed[Receipt]:
-    """Push until there is a receipt; raises Refused with the reason if there will be none, and Unreachable when the
-    leader took nothing for `PATIENCE` deadlines of the run (and the time of `TRIES_MIN` lost calls), or no byte more
-    arrived for `GIVEN_UP` times as long: a leader may take the same bytes for ever, and give no receipt.
+    """Push until there is a receipt; raises Refused with the reason if there will be none, or once the work could not
+    count any more, whatever the leader says, and Unreachable when the leader took nothing for `PATIENCE` deadlines of
+    the run (and the time of `TRIES_MIN` lost calls), or no byte more arrived for `GIVEN_UP` times as long: a leader may
+    take the same bytes for ever, and give no receipt.
 
     `on_progress` is told of every part that arrived. A new try alone is no progress. `on_unclaimed` is told when the
     leader does not know that we claim the path: it takes nothing before it does.
@@ -102,6 +103,8 @@ async def push(
                 is_patient = node.clock.now_s() < behind_until_s and _is_behind(node, contribution, refused)
                 if refused.reason not in PASSING and not is_patient:
                     raise
+                if _is_late(node, contribution, leader):
+                    raise Refused(f"{refused}, until it came too late", reason=Reason.STALE_BASE) from None
                 log.info("%s: %s said %s", contribution.module, short(leader), refused)
                 if refused.reason == Reason.UNCLAIMED:
                     await on_unclaimed()
@@ -110,6 +113,13 @@ async def push(
         await node.clock.sleep(RETRY_S)
         if not node.decrees.is_frozen:  # the swarm's usual looks suffice until then
             await node.watch.read_heads(contribution.module)
+
+
+def _is_late(node: Member, contribution: Contribution, leader: PeerId) -> bool:
+    """Whether this leader has so new a version, by its own head, that it could not count our work any more: it may be
+    busy to us alone, and for ever."""
+    head, staleness = node.watch.heads[contribution.module].get(leader), node.run.config.rounds.staleness
+    return head is not None and head.version > contribution.base_version + staleness
 
 
 def _is_behind(node: Member, contribution: Contribution, refused: Refused) -> bool:

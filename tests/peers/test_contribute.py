@@ -6,11 +6,12 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime_harness import Leader, World, claim
+from runtime_harness import Leader, World, claim, offer
 from tiny_run import contribution_of, gradient_bytes, signer, tiny_config
 from virtual_time import eventually
 
@@ -195,6 +196,41 @@ async def test_a_leader_that_still_waits_for_an_idle_claim_gets_time_to_see_that
             assert world.clock.now_s() < began_s + 3.0, "others do train it, as we see ourselves"
         else:
             assert (await push(node, mine, payload)).document.author == leader.peer
+
+
+async def test_a_leader_that_is_busy_to_one_author_holds_it_no_longer_than_its_work_could_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attack: it took the bytes and answered `busy`, to this author alone. The push went on for nine of the longest
+    deadlines, or eighteen minutes, in each round, though the leader's own head said that the work came too late."""
+    async with on_stage(tmp_path) as (world, leader, node):
+        module, payload = leader.owner(MODULE), gradient_bytes(world.run, MODULE)
+        contribute = type(module).contribute
+
+        async def busy(self: Any, sender: str, *parts: Any, **named: Any) -> Any:
+            if sender == node.peer:
+                raise Refused("come again", reason=Reason.BUSY)
+            return await contribute(self, sender, *parts, **named)
+
+        monkeypatch.setattr(type(module), "contribute", busy)
+        pushing = asyncio.create_task(push(node, document(world, node, payload), payload))
+        for number in range(2):
+            assert not pushing.done(), "it could still count"
+            other, head, theirs = (
+                world.peer(61 + number),
+                module.head,
+                gradient_bytes(world.run, MODULE, seed=5 + number),
+            )
+            work = contribution_of(world.run, other.swarm.signer, theirs, module=MODULE, path=PathId((0, 0, 1)))
+            work = replace(work, base_version=head.version, base_digest=head.digest)
+            await other.watch.refresh()
+            await offer(other, leader.peer, work, theirs)
+            await eventually(lambda made=number + 1: module.head.version == made, limit_s=120.0)
+        await asyncio.sleep(world.run.config.liveness.heartbeat_ttl_s)
+        assert pushing.done()
+        with pytest.raises(Refused) as caught:
+            await pushing
+        assert caught.value.reason == Reason.STALE_BASE
 
 
 async def test_a_push_that_nobody_wants_ends_with_the_reason(tmp_path: Path) -> None:

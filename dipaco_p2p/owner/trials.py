@@ -42,8 +42,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 1.0
 HEDGE_S, HEDGE_SHARE = 3.0, 0.1
 """After so long, or so much of the time that a work may wait, without an answer somebody else is asked as well."""
-DRAW_SHARE = 0.2
-"""Of the time that a work may wait, for the other leaders' parts of its draw: the rest is for judges."""
+DRAW_SHARE = 0.2  # of the time that a work may wait, for the other leaders' parts of its draw: the rest is for judges
 SLOW_ROUNDS = 16
 """For so many rounds such a judge comes after all others: its line may be slow, and better used for its own work."""
 ASKING_MAX = 8
@@ -67,9 +66,10 @@ class _Audit:
 
     @property
     def found(self) -> list[Sealed[Appraisal]]:
-        """What came of it after its work counted; nothing while auditors do not agree."""
+        """What came of it after its work counted; nothing while auditors do not agree, or others are asked."""
         found = [sealed for sealed in self.said.values() if sealed.document.repeated is not None]
-        return found if self.late and not _is_undecided(self.said) else []
+        is_open = gate.is_undecided if self.task.done() or self.late >= LATE_VERSIONS else gate.is_open
+        return found if self.late and not is_open([sealed.document for sealed in found]) else []
 
 
 class Trials:
@@ -310,7 +310,7 @@ class Trials:
                 await self._answered(asking, said, silent)
             is_new = self._standing(document.author).is_on_probation(self._node.run.config.audited)
             if is_new and (audit := self._audits.get(document.work)) is not None:
-                while self._node.clock.now_s() < until_s and not audit.task.done() and _is_undecided(said):
+                while self._node.clock.now_s() < until_s and not audit.task.done() and _is_open(said):
                     await done_or_later(audit.task, self._node.clock, RETRY_S)
         except Exception:  # what others sent may have led to a fault of ours, which must not make it count
             self._unheard.add(document.work)
@@ -375,15 +375,15 @@ class Trials:
 
     async def _audit(self, sealed: Sealed[Contribution], said: dict[PeerId, Sealed[Appraisal]], until_s: float) -> None:
         """Have the work repeated if it is its turn, by one peer after the other until enough agree, and now and then
-        once more, since an auditor may not even have looked. It takes an auditor about as long as the author, and twice
-        as long as it may be given nothing. So each that answers has as long as a round waits, and whoever repeats
-        another work is asked again later. What ends after the round is told of in a later version."""
+        once more, since an auditor may not even have looked. It takes an auditor about as long as the author: each has
+        as long as a round waits, or twice as long as it may be given nothing; whoever repeats another work is asked
+        again later. What ends after the round is told of in a later version."""
         document, asked, taken = sealed.document, set[PeerId](), set[PeerId]()
         draw = await asyncio.shield(self._draws[document.work])
         if not self._is_audited(document, draw):
             return
         least = 2 if _is_drawn(f"again {draw}", AGAIN) else 1
-        while sum(one.document.repeated is not None for one in said.values()) < least or _is_undecided(said):
+        while sum(one.document.repeated is not None for one in said.values()) < least or _is_open(said):
             now_s, limit_s = self._node.clock.now_s(), max(self._limit_s(), 2 * silent_s(self._node.run.config.rounds))
             left = [judge for judge in self._candidates(document, draw) if judge not in asked]
             if not left or now_s >= until_s + limit_s:
@@ -491,8 +491,8 @@ class Trials:
         return found if is_meant and is_asked_for else None
 
 
-def _is_undecided(said: Mapping[PeerId, Sealed[Appraisal]]) -> bool:
-    return gate.is_undecided(sealed.document for sealed in said.values())
+def _is_open(said: Mapping[PeerId, Sealed[Appraisal]]) -> bool:
+    return gate.is_open([sealed.document for sealed in said.values()])
 
 
 def _is_drawn(lot: str, chance: float) -> bool:

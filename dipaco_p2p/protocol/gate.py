@@ -55,6 +55,9 @@ LITTLE_ERRORS = 2.0
 USUAL_SHARE = 0.25
 AGREED = 2
 """Judges that must agree to refuse work."""
+NOTHING_AGREED = 3
+"""Auditors by which those that were given nothing must outnumber those that came to the same, for nobody else to be
+asked: two may be friends."""
 COSINE_MIN, NORM_OFF_MAX, MOMENTS_MAX = 0.99, 0.05, 2.0
 AUTHORS_MANY = 3
 """Of so many audited authors most can hardly be forgers: then something else is wrong."""
@@ -173,6 +176,14 @@ def is_undecided(appraisals: Iterable[Appraisal]) -> bool:
     """Whether one more auditor should repeat the work."""
     same, failed = _repetitions(appraisals)
     return not (same > failed or failed >= AGREED)
+
+
+def is_open(appraisals: Collection[Appraisal]) -> bool:
+    """Whether its leader should ask one more auditor, if there is one: also where two failed that had nothing to
+    compare. To say so costs nothing, since nobody contradicts it; so as many as two liars together are outvoted."""
+    same, failed = _repetitions(appraisals)
+    is_doubtful = same <= failed < same + NOTHING_AGREED and is_withheld(appraisals)
+    return is_undecided(appraisals) or is_doubtful
 
 
 def findings(

@@ -17,7 +17,7 @@ from virtual_time import eventually
 from bootstrap.archives.verify import verify_run
 from dipaco_p2p.node.node import Member
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Recipe, Sealed, seal
-from dipaco_p2p.protocol.gate import Appraisal, Repetition
+from dipaco_p2p.protocol.gate import NOTHING_GIVEN, Appraisal, Repetition
 from dipaco_p2p.protocol.signing import PeerId, Signer
 from dipaco_p2p.protocol.standing import Findings
 from simulation.training import toy_gains
@@ -45,7 +45,9 @@ class Auditors:
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
     asked: list[Contribution] = field(default_factory=list)
     lazy_calls: int = 0
-    """So many of them say "the same" without a look."""
+    """So many of them say "the same" without a look,"""
+    lying_calls: int = 0
+    """and so many that they were given nothing."""
 
     async def __call__(self, work: Contribution, *parts: Any) -> Repetition:
         self.asked.append(work)
@@ -53,6 +55,9 @@ class Auditors:
         if self.lazy_calls > 0:
             self.lazy_calls -= 1
             return SAME
+        if self.lying_calls > 0:
+            self.lying_calls -= 1
+            return NOTHING_GIVEN
         return self.found.get(work.author, SAME)
 
 

@@ -164,6 +164,48 @@ async def test_who_gives_auditors_nothing_has_withheld_it_however_short_rounds_a
         await on.verified()
 
 
+async def test_two_auditors_that_say_they_were_given_nothing_take_nobodys_standing(audit_scene: Play) -> None:
+    """Attack: nobody contradicts that, since an author could give a state to one and not to another, so the lie was
+    free. Two that were drawn one after the other took an honest author's standing."""
+    async with audit_scene as on:
+        author, other = await on.author(60), await on.author(61)
+        await trusted(on, author)
+        auditors = {on.world.leader(number).peer for number in (54, 55)} | {one.peer for one in on.world.leaders[1:4]}
+        on.leader.chain.chains.is_proven = lambda peer: peer in auditors  # type: ignore[method-assign]
+        await on.leader.node.watch.refresh()
+        on.auditors.lying_calls = 2
+        on.auditors.may_end.set()
+        await on.push(author, GOOD)
+        await on.version(2)
+        for number in (3, 4, 5):
+            await on.push(other, GOOD, path=OTHER_PATH)
+            await on.version(number)
+        assert not on.auditors.lying_calls and len(on.auditors.asked) >= 5
+        found = [on.findings(number) for number in (2, 3, 4, 5)]
+        assert not any(one.withheld for one in found if one is not None)
+        assert author.swarm.peer in {peer for one in found if one is not None for peer in one.repeated}
+        await on.verified()
+
+
+async def test_who_gives_nothing_to_the_only_two_auditors_there_are_has_withheld_it(audit_scene: Play) -> None:
+    """Others are asked as well, if there are any."""
+    async with audit_scene as on:
+        author, other = await on.author(60), await on.author(61)
+        await trusted(on, author)
+        auditors = {one.peer for one in on.world.leaders[1:3]}
+        on.leader.chain.chains.is_proven = lambda peer: peer in auditors  # type: ignore[method-assign]
+        on.auditors.found[author.swarm.peer] = NOTHING_GIVEN
+        await on.push(author, GOOD)
+        await on.version(2)
+        on.auditors.may_end.set()
+        await on.audited()
+        await on.push(other, GOOD, path=OTHER_PATH)
+        await on.version(3)
+        findings = on.findings(3)
+        assert findings is not None and findings.withheld == (author.swarm.peer,)
+        await on.verified()
+
+
 async def test_what_auditors_found_outlives_a_round_that_counts_nothing(audit_scene: Play) -> None:
     """The forger's own work was all there was, so no version could say what auditors found of it."""
     async with audit_scene as on:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -11,6 +12,7 @@ from tiny_run import signer
 
 from dipaco_p2p.canonical import canonical_bytes, digest
 from dipaco_p2p.errors import IntegrityError
+from dipaco_p2p.protocol import gate
 from dipaco_p2p.protocol.audits import Work
 from dipaco_p2p.protocol.documents import Contribution, Sealed, seal
 from dipaco_p2p.protocol.gate import (
@@ -32,7 +34,7 @@ from dipaco_p2p.protocol.verdicts import Verdicts, auditors_against, encode_appr
 
 RUN, WORK = digest(b"run"), digest(b"a work")
 AUTHOR, COORDINATOR = signer(1), signer(200)
-JUDGES = [signer(number) for number in (11, 12, 13, 14)]
+JUDGES = [signer(number) for number in range(11, 18)]
 ITS = cast(Contribution, SimpleNamespace(author=AUTHOR.peer, work=WORK))
 GOOD, BAD, LITTLE = (1.0, 0.1), (-1.0, 0.1), (0.1, 0.01)
 """Gain and standard error."""
@@ -466,6 +468,18 @@ def test_the_word_of_who_was_contradicted_counts_for_nothing() -> None:
     assert (
         Verdicts([by_seed, *said], Standings(), audited=0, coordinator=COORDINATOR.peer).reason(ITS) == Reason.HARMFUL
     )
+
+
+@pytest.mark.parametrize("friends", [2, 3])
+def test_two_that_say_they_were_given_nothing_are_outvoted_in_whatever_order_they_are_asked(friends: int) -> None:
+    """A leader that asks everybody in turn until nothing is open."""
+    lost = 0
+    for places in itertools.combinations(range(7), friends):
+        said: list[Repetition | None] = []
+        while gate.is_open(audited(*said).appraisals) and len(said) < 7:
+            said.append(NOTHING_GIVEN if len(said) in places else SAME)
+        lost += gate.is_forged(audited(*said).appraisals)
+    assert lost == {2: 0, 3: 1}[friends], "of three only those that come before all others"
 
 
 def test_one_more_auditor_is_asked_until_enough_agree() -> None:

@@ -139,6 +139,17 @@ class Environment:
             asyncio.get_running_loop().call_later(RESTART_S, machine.start, context=outside)
 
 
+def away_s(world: Environment, chance: random.Random) -> float:
+    """How long somebody is away: shorter or longer than a heartbeat lives."""
+    return chance.uniform(0.3, 3.0) * world.plan.ttl_s
+
+
+def some(world: Environment, chance: random.Random) -> VolunteerMachine:
+    """A volunteer that runs, if one does."""
+    up = [volunteer for volunteer in world.volunteers if volunteer.is_running]
+    return chance.choice(up or world.volunteers)
+
+
 class Machine:
     """One machine, whatever runs on it."""
 

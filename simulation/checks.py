@@ -30,6 +30,8 @@ PATIENCE = 3
 """Deadlines that a round without a quorum takes: somebody claims a path and never trains it (rounds.py)."""
 LOST_CALLS_S = 60.0
 """What a leader that makes no version has at least before it loses the module (terms.py)."""
+LED = "leads", "mirrors", "version"
+"""What programs tell of a module that they lead."""
 REASSIGNED_TTLS = 8.0
 """Lives of a heartbeat until a path has another volunteer, and a module another leader, once nothing hinders them."""
 
@@ -151,6 +153,33 @@ def strangers_lead_last(outcome: Outcome) -> Iterator[Broken]:
             yield Broken(5, f"{event.facts['module']} was granted to a stranger that has not worked")
 
 
+def usurpers_are_deposed(outcome: Outcome) -> Iterator[Broken]:
+    """5: while nothing else hinders them, a stranger that grants itself a module keeps others from it for no longer
+    than the dead do."""
+    is_alone = {str(event.facts["fault"]) for event in outcome.of("fault")} <= {"usurper"}
+    bound_s = REASSIGNED_TTLS * outcome.ttl_s + (QUIET_S if _was_away(outcome) else 0.0)
+    for event in outcome.of("usurps"):
+        module, until_s = event.facts["module"], event.t_s + bound_s
+        archived = [look.archived.get(str(module), 0) for look in outcome.looks if look.t_s <= event.t_s]
+        if until_s > outcome.end_s or max(archived, default=0) >= outcome.rounds:
+            continue
+        led = [each.t_s for ev in LED for each in outcome.of(ev) if each.facts["module"] == module]
+        is_hindered = event.t_s < outcome.calm_s and not is_alone
+        if not is_hindered and not any(event.t_s < t_s <= until_s for t_s in led):
+            yield Broken(5, f"a stranger has had {module} from {event.t_s:.0f} s to {until_s:.0f} s")
+
+
+def old_groups_lead_no_more(outcome: Outcome) -> Iterator[Broken]:
+    """3: what the coordinator grants ends all terms that an older group could grant: nobody follows one of these, and
+    nothing has to be taken back from whoever leads in it."""
+    usurpers = {event.facts["peer"] for event in outcome.of("usurps")}
+    known = {(event.facts["module"], event.facts["term"]) for event in outcome.of("usurps")}
+    for event in outcome.of("took_back"):
+        module, term = event.facts["module"], event.facts["term"]
+        if event.facts["leader"] in usurpers and (module, term) not in known:
+            yield Broken(3, f"a stranger led term {term} of {module}, which an old group has granted")
+
+
 def versions_only_grow(outcome: Outcome) -> Iterator[Broken]:
     """3: a chain has no gap, names its parents, and its terms do not fall; the archive never takes a version back."""
     for module, chain in outcome.chains.items():
@@ -231,14 +260,17 @@ def the_dead_are_replaced(outcome: Outcome) -> Iterator[Broken]:
 
 def _bound_s(outcome: Outcome) -> float:
     """What the rules allow until somebody leads, and until a round closes."""
-    was_away = any(event.who == "seed" for event in outcome.of("crashed"))
     faults = {str(event.facts["fault"]) for event in outcome.of("fault")}
     round_s = PATIENCE * outcome.deadline_s if "idle claimant" in faults else 0.0
     if "idle leader" in faults:
         levels = max(map(len, outcome.paths.values()))  # a level that waits for another is not idle
         idle_s = max((PATIENCE + len(outcome.paths)) * outcome.deadline_s, LOST_CALLS_S)
         round_s += levels * (2 * outcome.ttl_s + idle_s)
-    return REASSIGNED_TTLS * outcome.ttl_s + round_s + (QUIET_S if was_away else 0.0)
+    return REASSIGNED_TTLS * outcome.ttl_s + round_s + (QUIET_S if _was_away(outcome) else 0.0)
+
+
+def _was_away(outcome: Outcome) -> bool:
+    return any(event.who == "seed" for event in outcome.of("crashed"))
 
 
 def nobody_is_hidden(outcome: Outcome) -> Iterator[Broken]:
@@ -386,6 +418,7 @@ SAFETY: tuple[Check, ...] = (
     copies_count_once,
     originals_count,
     strangers_lead_last,
+    old_groups_lead_no_more,
     versions_only_grow,
     latecomers_begin_on_the_chain,
     terms_are_remembered,
@@ -400,6 +433,7 @@ SAFETY: tuple[Check, ...] = (
 )
 LIVENESS: tuple[Check, ...] = (
     the_dead_are_replaced,
+    usurpers_are_deposed,
     nobody_is_hidden,
     no_path_is_hidden,
     no_wait_is_endless,

@@ -19,8 +19,9 @@ from dipaco_p2p.protocol.neighbours import bits, place
 from dipaco_p2p.protocol.records import CLOCK_SKEW_MAX_S, claims_key
 from dipaco_p2p.protocol.signing import PeerId
 
-from .actors import Environment, Machine, VolunteerMachine
+from .actors import Environment, Machine, away_s, some
 from .hostile import HOSTILE_ACTS, Stranger
+from .liars import usurper
 from .observe import heads
 from .plan import CHECKPOINT
 
@@ -63,16 +64,6 @@ def _points_of(path: Path) -> Iterator[str]:
         if not isinstance(name, ast.Constant) or not isinstance(name.value, str):
             raise ValueError(f"{path}:{node.lineno}: a fault point must be a literal text")
         yield name.value
-
-
-def away_s(world: Environment, chance: random.Random) -> float:
-    """How long somebody is away: shorter or longer than a heartbeat lives."""
-    return chance.uniform(0.3, 3.0) * world.plan.ttl_s
-
-
-def some(world: Environment, chance: random.Random) -> VolunteerMachine:
-    up = [volunteer for volunteer in world.volunteers if volunteer.is_running]
-    return chance.choice(up or world.volunteers)
 
 
 def _any(world: Environment, chance: random.Random) -> Machine:
@@ -370,6 +361,9 @@ async def idle_leader(world: Environment, chance: random.Random) -> None:
     if not any(event.ev == "stranger stays" for event in world.events):
         world.note("stranger", "stranger stays")
         world.stayers.append(asyncio.create_task(Stranger(world, chance).lead_idly()))
+
+
+fault("usurper")(usurper)
 
 
 @fault("false seed")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,9 @@ from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import DipacoError
-from dipaco_p2p.node.items import read_items
-from dipaco_p2p.protocol.documents import BlobRef, Contribution, Custody, Grant, Part, Recipe, seal, unseal
+from dipaco_p2p.node.items import Page, items_reply, read_items
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, Custody, Grant, Part, Recipe, Sealed, seal, unseal
+from dipaco_p2p.protocol.grants import Mandate
 from dipaco_p2p.protocol.liveness import Claim, Head, Heartbeat, read_all
 from dipaco_p2p.protocol.neighbours import bits, place
 from dipaco_p2p.protocol.records import claims_key, heads_key, peers_key, sign_record
@@ -45,16 +46,18 @@ NO_STATE = BlobRef.of(b"a state that is given to nobody")
 class Stranger:
     """A hostile node, and what it needs to know to lie well."""
 
-    def __init__(self, world: Environment, chance: random.Random) -> None:
+    def __init__(self, world: Environment, chance: random.Random, *, signer: Signer | None = None) -> None:
         self.world = world
         self.chance = chance
-        self.signer = Signer(chance.randbytes(32))
+        self.signer = signer or Signer(chance.randbytes(32))
         self.node = world.network.join(self.signer)
         self.swarm = ScopedSwarm(self.node, world.run.id)
         self.run = world.run
         for method in ("mirror.contribution", "mirror.version", "module.contribute", "module.next", "module.round"):
             self.swarm.serve(method, self._agree)
         self.swarm.serve("blob.write", self._swallow)
+        self._mandates: dict[ModuleId, Mandate] = {}
+        """Those that we have granted ourselves, each with the grants before it."""
 
     def leave(self) -> None:
         self.world.network.kill(self.signer.peer)
@@ -203,6 +206,43 @@ class Stranger:
             for module, head in leads.items():
                 await self.put(heads_key(run.id, module), head)
             await asyncio.sleep(self.world.plan.ttl_s / 6)
+
+    async def usurp(self) -> None:
+        """Offer without an end to own modules, and never work. In the group of a volunteer grant ourselves the next
+        term, lead, and take nothing; and once the coordinator has granted it since, a later term than its."""
+        self.swarm.serve("module.mandate", self._show_mandate)
+        while True:
+            await self.put(peers_key(self.run.id), Heartbeat(owns=True, addresses=self.node.addresses))
+            for module in self.run.topology.modules():
+                with contextlib.suppress(DipacoError):
+                    newest = await read_items(
+                        Grant, await self._call(self.run.manifest.author, "module.mandate", module)
+                    )
+                    if newest:
+                        self._grant_ourselves(module, newest)
+                if (ours := self._mandates.get(module)) is not None:
+                    head = self._head_of(ours[-1].document, ours[-1].signature, await self.head(module))
+                    await self.put(heads_key(self.run.id, module), head)
+            await asyncio.sleep(self.world.plan.ttl_s / 6)
+
+    def _grant_ourselves(self, module: ModuleId, newest: Sequence[Sealed[Grant]]) -> None:
+        last, ours = newest[-1].document, self._mandates.get(module, ())
+        if last.leader == self.signer.peer:
+            return
+        if self.signer.peer in last.group and last.leader != self.run.manifest.author:
+            facts = {"module": str(module), "term": last.term + 1, "peer": self.signer.peer}
+            self.world.note("stranger", "usurps", **facts)
+            ours = tuple(newest)
+        elif not ours or ours[-2].document.author == self.signer.peer:  # once is enough
+            return
+        while ours[-1].document.term <= last.term:
+            before, me = ours[-1].document, self.signer.peer
+            grant = replace(before, term=before.term + 1, after=before.term, leader=me, mirrors=(), author=me)
+            ours = *ours, seal(self.signer, grant)
+        self._mandates[module] = ours
+
+    async def _show_mandate(self, sender: PeerId, header: dict[str, Any], body: bytes) -> Page[Grant]:
+        return items_reply(self._mandates.get(ModuleId.parse(header["module"]), ()))
 
     async def flood(self, bucket: str, *, count: int) -> None:
         """Fill a bucket with heartbeats of keys that fall into it, without an end."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.coordinator.terms import Terms
+from dipaco_p2p.node import authority
 from dipaco_p2p.node.authority import Mandates
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run
@@ -102,6 +103,11 @@ class _Same(str):
 # -- leading and waiting
 
 
+def _by_terms(original: Any) -> Callable[..., Any]:
+    """The later term leads, whatever the coordinator has granted since the mandate began."""
+    return lambda mandate: (0, *original(mandate)[1:])
+
+
 @mutant("strangers lead ahead of the seed node", faults=("idle leader",))
 def strangers_lead_ahead(patches: Patches) -> None:
     @patches.wrap(owners, "successors")
@@ -113,6 +119,10 @@ def strangers_lead_ahead(patches: Patches) -> None:
 
 
 replacing("an idle leader keeps its module", (Terms, "takes_back", always(False)), faults=("idle leader",))
+
+USURPED = ("usurper",)
+replacing("a stranger in a group grants itself the module", (Terms, "_is_usurped", always(False)), faults=USURPED)
+replacing("an old group's terms count beside a later grant", (authority, "seniority", _by_terms), faults=USURPED)
 
 IDLE = ("idle claimant", "gone for good", "leave", "seed death")
 WAITING_FOR_IDLE = (Sightings, "_judge", always(None)), (Timing, "is_awaited", always(True))

@@ -44,13 +44,14 @@ EARLIER_SHARE = 0.3
 OF_LARGE_SWARMS = ("lying summary", "flooded bucket")
 KEEPING = "lying keeper"
 """Where it strikes, volunteers keep old versions for others."""
-KEEPING_SHARE = 0.15
 LIGHT_SHARE = 0.2
 """Of the seeds without a lying keeper, which needs a full archive; where a leader lies, all of these."""
 BARE_SHARE = 0.5
 """Of the light archives: they have parameters only where they need them."""
 LYING = "lying leader"
-LYING_SHARE = 0.1
+EARLY = {KEEPING: ("keepers", 0.15, 10.0), LYING: ("lying", 0.1, 10.0), "usurper": ("usurper", 0.1, 2.0)}
+"""Faults that begin early: the name of the lot of each, its share of the seeds, and until when it begins. By lots of
+their own, as decrees, so that other seeds are what they were before there was such a fault."""
 REMADE = (0.0, 0.0, 0.3)
 """The share of versions that a light archive makes again."""
 DECREED_SHARE = 0.3
@@ -111,13 +112,13 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
     is_large = count > 20
     faulty_s = chance.uniform(*FAULTY_S)
     decrees = [name for name in faults if name in DECREES]
-    others = [name for name in faults if name not in (*DECREES, KEEPING, LYING, GROWTH)]
+    others = [name for name in faults if name not in (*DECREES, *EARLY, GROWTH)]
     count_of_others = chance.randint(3, 10) if others else 0
     found = _drawn(chance, others, count_of_others, until_s=faulty_s)
     found += _decrees(seed, decrees, is_all=not others, until_s=faulty_s)
     is_all = not (others or decrees)
-    found += _early(seed, faults, KEEPING, lot="keepers", share=KEEPING_SHARE, is_all=is_all)
-    found += _early(seed, faults, LYING, lot="lying", share=LYING_SHARE, is_all=is_all)
+    for name in EARLY:
+        found += _early(seed, faults, name, is_all=is_all)
     found += _growth(seed, is_all=not others) if GROWTH in faults else []
     return Plan(
         seed=seed,
@@ -152,12 +153,13 @@ def _decrees(seed: int, names: Sequence[str], *, is_all: bool, until_s: float) -
     return _drawn(chance, names, chance.randint(1, 3), until_s=until_s)
 
 
-def _early(seed: int, faults: Sequence[str], name: str, *, lot: str, share: float, is_all: bool) -> list[PlannedFault]:
+def _early(seed: int, faults: Sequence[str], name: str, *, is_all: bool) -> list[PlannedFault]:
     """As decrees, and early: who lies late has little left to lie about."""
+    lot, share, until_s = EARLY[name]
     chance = random.Random(f"{lot} {seed}")
     if name not in faults or (chance.random() >= share and not is_all):
         return []
-    return [PlannedFault(at_s=chance.uniform(1.0, 10.0), name=name, seed=chance.randrange(2**31))]
+    return [PlannedFault(at_s=chance.uniform(1.0, until_s), name=name, seed=chance.randrange(2**31))]
 
 
 def _growth(seed: int, *, is_all: bool) -> list[PlannedFault]:

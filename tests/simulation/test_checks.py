@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from outcomes import ANNA, BERT, MODULE, PATH, archived, counted, good, link, look, receipt, with_events
 
-from simulation.checks import broken
+from simulation.checks import QUIET_S, REASSIGNED_TTLS, broken
 from simulation.history import Event, Link, Outcome
 
 
@@ -42,6 +42,29 @@ def test_no_more_turn_to_owners_at_once_than_there_are(changes: dict[str, object
     facts = version | {"owners": ["a"], "tier": 0, "is_counted": True}
     assert promises(with_events(*(Event(9.0, who, "fetched", facts | changes) for who in (ANNA, BERT)))) == found
     assert promises(with_events(*(Event(t_s, ANNA, "fetched", facts) for t_s in (9.0, 10.0)))) == set()
+
+
+def test_nobody_takes_back_a_term_that_an_old_group_has_granted() -> None:
+    usurped, again = ({"module": MODULE, "term": term, "peer": "id-liar", "leader": "id-liar"} for term in (4, 6))
+    taken = [Event(29.0, "seed", "took_back", facts) for facts in (usurped, again)]
+    assert promises(with_events(Event(28.0, "stranger", "usurps", usurped), taken[0])) == set()
+    assert promises(with_events(Event(28.0, "stranger", "usurps", usurped), *taken)) == {3}
+    assert promises(with_events(*taken)) == set(), "it was idle, and is no usurper"
+
+
+def test_who_grants_itself_a_module_has_it_for_no_longer_than_the_dead() -> None:
+    usurped = {"module": MODULE, "term": 4, "peer": "id-liar"}
+    run = with_events(Event(14.0, "stranger", "usurps", usurped))
+    assert promises(run) == {5}
+    led = Event(14.0 + REASSIGNED_TTLS, "seed", "leads", {"module": MODULE, "term": 5})
+    assert promises(replace(run, events=(*run.events, led))) == set()
+    assert promises(replace(run, events=(*run.events, replace(led, t_s=led.t_s + 1)))) == {5}
+    crash = Event(1.0, "seed", "crashed")
+    assert promises(replace(run, events=(*run.events, crash))) == set(), "it is over before the seed has caught up"
+    assert promises(replace(run, events=(*run.events, crash), end_s=run.end_s + QUIET_S)) == {5}
+    hindered = Event(1.0, "", "fault", {"fault": "partition"})
+    assert promises(replace(run, events=(*run.events, hindered), calm_s=15.0)) == set()
+    assert promises(replace(run, events=(*run.events, hindered), calm_s=13.0)) == {5}
 
 
 def test_one_holder_or_the_word_of_a_stranger_promises_nothing() -> None:

@@ -9,8 +9,9 @@ import pytest
 from scenes import Scene, scene
 from virtual_time import eventually
 
+from simulation.actors import away_s, some
 from simulation.checks import broken
-from simulation.faults import FAULTS, away_s, some
+from simulation.faults import FAULTS
 from simulation.outcome import simulate
 from simulation.plan import make_plan
 from simulation.world import World

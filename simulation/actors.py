@@ -259,6 +259,8 @@ class VolunteerMachine(Machine):
         """Whether it lies as a judge."""
         self.is_forging = False
         """Whether its own steps are others than those of its path."""
+        self.is_spoiling = False
+        """Whether its own steps make its path worse."""
         self.is_empty_handed = False
         """Whether it says that it keeps old versions, and keeps none."""
         self.lie_as_leader = ""
@@ -299,7 +301,7 @@ class VolunteerMachine(Machine):
             entrance=Entrance(host=self.world.seed.peer),
             device="cpu",
             parts=Parts(
-                make_trainer=partial(make_trainer, forges=lambda: self.is_forging),
+                make_trainer=partial(make_trainer, forges=lambda: self.is_forging, spoils=lambda: self.is_spoiling),
                 show=_show_nothing,
                 log_to=_log_nowhere,
                 measure=self._measure,

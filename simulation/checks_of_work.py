@@ -26,9 +26,19 @@ def harm_counts_nowhere(outcome: Outcome) -> Iterator[Broken]:
             known.update(each.peer for each in link.counts)
 
 
+def known_work_is_judged(outcome: Outcome) -> Iterator[Broken]:
+    """2: work that surely makes its path worse counts beside work that surely gains only where most of those authors
+    whom the chain knows do such work."""
+    for module, chain in outcome.chains.items():
+        for link in chain:
+            harmful = [each for each in link.counts if each.work in link.harmful]
+            if len({each.peer for each in harmful}) == 1 and link.gaining - {harmful[0].peer}:
+                yield Broken(2, f"version {link.version} of {module} counts {harmful[0].id[:8]}, which does sure harm")
+
+
 def honest_work_passes(outcome: Outcome) -> Iterator[Broken]:
     """2: no judge, and no crowd of strangers, has a volunteer's work refused."""
-    forging = {event.who for event in outcome.of("forges")}
+    forging = {event.who for ev in ("forges", "spoils") for event in outcome.of(ev)}
     honest = {event.facts["id"] for event in outcome.of("receipt") if event.who not in forging}
     for event in outcome.of("ban_proposed"):
         if (name := outcome.names.get(event.facts["peer"], "")) and name not in forging:
@@ -48,6 +58,22 @@ def forgers_wait(outcome: Outcome) -> Iterator[Broken]:
                 if link.version <= until.get(each.peer, 0):
                     detail = f"counts {each.id[:8]}, whose author forged work"
                     yield Broken(2, f"version {link.version} of {module} {detail}")
+
+
+def leaving_excuses_nobody(outcome: Outcome) -> Iterator[Broken]:
+    """2: where nothing else hinders auditors, and they tell of others' work, one module's chain at least tells of each
+    work that counts, but the last, of an author that leaves whenever it is audited: it stays on probation."""
+    if not {str(event.facts["fault"]) for event in outcome.of("fault")} <= {"leaving forger"}:
+        return
+    told = {one for chain in outcome.chains.values() for link in chain for one in link.repeated}
+    for leaver in {event.facts["peer"] for event in outcome.of("leaves audits")}:
+        if not {author for author, _ in told} - {leaver}:
+            continue
+        for module, chain in outcome.chains.items():
+            counted = ((link.version, each.work) for link in chain[:-1] for each in link.counts if each.peer == leaver)
+            for version, work in counted:
+                if (leaver, work) not in told:
+                    yield Broken(2, f"version {version} of {module} counts {work[:8]}, whose author left its audit")
 
 
 def evidence_outlives_leaders(outcome: Outcome) -> Iterator[Broken]:

@@ -21,9 +21,9 @@ from dipaco_p2p.protocol.signing import PeerId
 
 from .actors import Environment, Machine, away_s, some
 from .hostile import HOSTILE_ACTS, Stranger
-from .liars import usurper
+from .liars import leaving_forger, spoiling_volunteer, usurper
 from .observe import heads
-from .plan import CHECKPOINT
+from .plan import CHECKPOINT, SPOILING
 
 Fault = Callable[[Environment, random.Random], Awaitable[None]]
 
@@ -364,6 +364,8 @@ async def idle_leader(world: Environment, chance: random.Random) -> None:
 
 
 fault("usurper")(usurper)
+fault("leaving forger")(leaving_forger)
+fault(SPOILING)(spoiling_volunteer)
 
 
 @fault("false seed")

@@ -33,7 +33,7 @@ class Counted:
     said: int = 0
     """Tokens of the contribution itself; 0 when it is not in the archive."""
     work: str = ""
-    """The id of the whole round's work; empty where nothing is audited, or the contribution is not in the archive."""
+    """The id of the whole round's work; empty when the contribution is not in the archive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,12 @@ class Link:
     """Whether it names appraisals."""
     forgers: frozenset[str] = frozenset()
     """Peers with a work of which two auditors or more, and all of them, came to something else, as it says."""
+    harmful: frozenset[str] = frozenset()
+    """Works that two judges or more, and all of them, surely found to make their path worse, as it says."""
+    gaining: frozenset[str] = frozenset()
+    """Peers with a work that all who judged it surely found to gain."""
+    repeated: frozenset[tuple[str, str]] = frozenset()
+    """Peers and works of which it tells what came of repeating them, or that it could not be done."""
     audits: tuple[tuple[str, str], ...] = ()
     """Works and those who earn credit for repeating them."""
     found: frozenset[str] = frozenset()

@@ -7,9 +7,41 @@ import random
 
 from dipaco_p2p.protocol.owners import rank
 from dipaco_p2p.protocol.signing import Signer
+from peers.stages import StageRunner
 
-from .actors import Environment
+from .actors import Environment, some
 from .hostile import Stranger
+
+RETRY_S = 0.1
+AWAY_TTLS = 0.7, 1.5
+"""Lives of a heartbeat until nobody waits for its state any more."""
+
+
+async def spoiling_volunteer(world: Environment, chance: random.Random) -> None:
+    """The only volunteer that worked in a stage before makes its paths worse, also when the other faults are over."""
+    world.volunteers[0].is_spoiling = True
+    world.note(world.volunteers[0].name, "spoils")
+
+
+async def leaving_forger(world: Environment, chance: random.Random) -> None:
+    """A volunteer's outer gradients are not what its steps come to, and it leaves with its receipts each time, before
+    auditors ask it for a state; then it is back. When the other faults are over it is honest."""
+    forger = some(world, chance)
+    forger.is_forging = True
+    world.note(forger.name, "forges")
+    world.note(forger.name, "leaves audits", peer=forger.peer)
+    try:
+        while not forger.is_done:
+            known = len(world.events)
+            while not any(one.who == forger.name and one.ev == "round" for one in world.events[known:]):
+                await asyncio.sleep(RETRY_S)
+            forger.tell(StageRunner.finish)
+            while forger.is_running:
+                await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(chance.uniform(*AWAY_TTLS) * world.plan.ttl_s)
+            forger.start()
+    finally:
+        forger.is_forging = False
 
 
 async def usurper(world: Environment, chance: random.Random) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dipaco_p2p.canonical import digest
 from dipaco_p2p.core.outer import codec, copies
+from dipaco_p2p.errors import Unreachable
 from dipaco_p2p.owner import intake
 from dipaco_p2p.owner import version as recompute
 from dipaco_p2p.owner.intake import Intake
@@ -25,6 +26,7 @@ from dipaco_p2p.protocol.standing import Standings
 from dipaco_p2p.protocol.verdicts import Verdicts
 from dipaco_p2p.protocol.versions import Tally
 from peers.path.assignment import Assignment
+from peers.path.repeating import Repeater
 from peers.path.training import Training
 
 from .patches import Change, Patches, always, done, mutant, nothing, replacing
@@ -104,6 +106,19 @@ def harmful_work_counts(patches: Patches) -> None:
 def a_single_judge_decides(patches: Patches) -> None:
     patches.replace(gate, "AGREED", lambda original: 1)
     patches.replace_everywhere("is_split", gate.is_split, lambda appraisals, coordinator: False)
+
+
+@mutant("who leaves when audited is excused", faults=("leaving forger",))
+def who_leaves_is_excused(patches: Patches) -> None:
+    @patches.wrap(Repeater, "_state")
+    async def state(original: Any, self: Repeater, work: Any, ref: Any) -> bytes | None:
+        given: bytes | None = await original(self, work, ref)
+        if given is None and work.author not in self._node.watch.heartbeats:
+            raise Unreachable("the author of a work has left")
+        return given
+
+
+replacing("the only known author is immune", (gate, "_surely_gains", always(False)), faults=("spoiling volunteer",))
 
 
 # -- audits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.owner.keeper import FOLDER as KEEP_FOLDER
 from dipaco_p2p.owner.ranges import refs_of_version
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, Share
-from dipaco_p2p.protocol.gate import NOTHING_GIVEN, Repetition
+from dipaco_p2p.protocol.gate import AGREED, HARM_ERRORS, NOTHING_GIVEN, Appraisal, Repetition
 from dipaco_p2p.protocol.norms import FURTHEST_MULTIPLE
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.verdicts import read_appraisals
@@ -182,6 +182,7 @@ def _links(run: Run, versions: Sequence[Sealed[ModuleVersion]], archive: SeedArc
 
 def _link(run: Run, version: ModuleVersion, archive: SeedArchive, *, unheard: frozenset[PeerId]) -> Link:
     counts = tuple(_counted(share, archive) for share in version.shares)
+    said = [one for one in _said(version, archive) if one.author not in unheard]
     return Link(
         version=version.version,
         digest=version.digest,
@@ -190,7 +191,10 @@ def _link(run: Run, version: ModuleVersion, archive: SeedArchive, *, unheard: fr
         counts=counts,
         is_rollback=version.rollback is not None,
         is_judged=version.appraisals is not None,
-        forgers=_forgers(version, archive, unheard=unheard),
+        forgers=_forgers(said),
+        repeated=frozenset((one.of, one.work) for one in said if one.repeated is not None),
+        harmful=frozenset(_surely(said, lambda one: one.gain < -HARM_ERRORS * one.error, judges=AGREED)),
+        gaining=frozenset(_surely(said, lambda one: one.gain > HARM_ERRORS * one.error).values()),
         audits=tuple((audit.work, audit.by) for audit in version.audits),
         found=frozenset(version.findings.forged if version.findings is not None else ()),
         is_unmeasured=_is_unmeasured(version, run.tokens_full),
@@ -202,15 +206,27 @@ def _link(run: Run, version: ModuleVersion, archive: SeedArchive, *, unheard: fr
     )
 
 
-def _forgers(version: ModuleVersion, archive: SeedArchive, *, unheard: frozenset[PeerId]) -> frozenset[str]:
-    """As `Link.forgers`, by those heard. Where most authors' work comes out different, none has to be refused."""
-    found: dict[tuple[str, str], list[Repetition]] = defaultdict(list)
+def _said(version: ModuleVersion, archive: SeedArchive) -> list[Appraisal]:
     try:
         said = read_appraisals(b"" if version.appraisals is None else archive.blob(version.appraisals.digest))
     except DipacoError:  # rot: the checks of the disk tell of it
         said = []
-    for document in (sealed.document for sealed in said):
-        if document.repeated is not None and document.author not in unheard:
+    return [sealed.document for sealed in said]
+
+
+def _surely(said: Sequence[Appraisal], is_so: Callable[[Appraisal], bool], *, judges: int = 1) -> dict[str, str]:
+    """The works of which so many say so, and nobody anything else, each with its author."""
+    works: dict[str, list[Appraisal]] = defaultdict(list)
+    for one in said:
+        works[one.work].append(one)
+    return {work: of[0].of for work, of in works.items() if len(of) >= judges and all(map(is_so, of))}
+
+
+def _forgers(said: Sequence[Appraisal]) -> frozenset[str]:
+    """As `Link.forgers`. Where most authors' work comes out different, none has to be refused."""
+    found: dict[tuple[str, str], list[Repetition]] = defaultdict(list)
+    for document in said:
+        if document.repeated is not None:
             found[document.of, document.work].append(document.repeated)
     authors = {author for author, _ in found}
     forgers = {
@@ -225,7 +241,7 @@ def _counted(share: Share, archive: SeedArchive) -> Counted:
     try:
         document = archive.contribution(share.contribution).document
         base_digest, said = document.base_digest, document.tokens
-        work = document.work if share.work else ""
+        work = document.work
     except DipacoError:
         base_digest, said, work = "", 0, ""
     return Counted(

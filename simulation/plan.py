@@ -49,7 +49,15 @@ LIGHT_SHARE = 0.2
 BARE_SHARE = 0.5
 """Of the light archives: they have parameters only where they need them."""
 LYING = "lying leader"
-EARLY = {KEEPING: ("keepers", 0.15, 10.0), LYING: ("lying", 0.1, 10.0), "usurper": ("usurper", 0.1, 2.0)}
+SPOILING = "spoiling volunteer"
+"""Where it strikes, one volunteer alone worked in a stage before."""
+EARLY = {
+    KEEPING: ("keepers", 0.15, 10.0),
+    LYING: ("lying", 0.1, 10.0),
+    "usurper": ("usurper", 0.1, 2.0),
+    SPOILING: ("spoiling", 0.05, 1.5),
+    "leaving forger": ("leaving", 0.05, 1.5),
+}
 """Faults that begin early: the name of the lot of each, its share of the seeds, and until when it begins. By lots of
 their own, as decrees, so that other seeds are what they were before there was such a fault."""
 REMADE = (0.0, 0.0, 0.3)
@@ -132,7 +140,7 @@ def make_plan(seed: int, faults: Sequence[str], *, volunteers: int | None = None
         faults=tuple(sorted(found, key=lambda fault: fault.at_s)),
         remade=(remade := _remade(seed, {fault.name for fault in found})),
         measured=0.0 if remade < 1 and random.Random(f"measured {seed}").random() < BARE_SHARE else 1.0,
-        earlier=_earlier(seed, count),
+        earlier=1 if any(fault.name == SPOILING for fault in found) else _earlier(seed, count),
         is_long=random.Random(f"long {seed}").random() < LONG_SHARE,
         is_narrow=is_narrow(seed) or any(fault.name in OF_LARGE_SWARMS for fault in found),
     )

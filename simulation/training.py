@@ -74,13 +74,21 @@ class FakeTrainer(PathTrainer):
     """A path trainer whose steps take time on the clock and nothing else."""
 
     def __init__(
-        self, *parts: Any, clock: Clock, step_s: float, forges: Callable[[], bool] = lambda: False, **settings: Any
+        self,
+        *parts: Any,
+        clock: Clock,
+        step_s: float,
+        forges: Callable[[], bool] = lambda: False,
+        spoils: Callable[[], bool] = lambda: False,
+        **settings: Any,
     ) -> None:
-        """While it `forges`, its steps are longer than they should be, and others than those of its path."""
+        """While it `forges`, its steps are longer than they should be, and others than those of its path; while it
+        `spoils`, they lead back."""
         super().__init__(*parts, make_loop=cast(Any, NoLoop), **settings)
         self._clock = clock
         self._step_s = step_s
         self._forges = forges
+        self._spoils = spoils
 
     async def train(
         self,
@@ -101,7 +109,7 @@ class FakeTrainer(PathTrainer):
         self._loop.count(done)  # type: ignore[attr-defined]
         far = STEP_SIZE * lr_sum(config.inner, first, self._run.total_steps) * done / config.inner.steps
         of = f"{self.path}|{round_number}|{replica}|{done}" + "|forged" * self._forges()
-        far *= FORGED_LENGTH if self._forges() else 1.0
+        far *= (FORGED_LENGTH if self._forges() else 1.0) * (-1.0 if self._spoils() else 1.0)
         made = [_trained(flat, of, far=far) for flat in flats]
         return InnerResult(flats=made, steps_done=done, tokens=done * tokens, loss=1.0)
 

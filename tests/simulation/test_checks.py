@@ -44,6 +44,36 @@ def test_no_more_turn_to_owners_at_once_than_there_are(changes: dict[str, object
     assert promises(with_events(*(Event(t_s, ANNA, "fetched", facts) for t_s in (9.0, 10.0)))) == set()
 
 
+def test_sure_harm_of_one_author_counts_beside_no_sure_gain() -> None:
+    def judged(**changes: frozenset[str]) -> Outcome:
+        other = counted("other", peer="id-bert", work="good")
+        first = link(1, counted("one", work="bad"), other, **changes)
+        return replace(good(), chains={MODULE: (first, *good().chains[MODULE][1:])})
+
+    harmful, gaining = frozenset({"bad"}), frozenset({"id-bert"})
+    assert promises(judged(harmful=harmful, gaining=gaining)) == {2}
+    assert promises(judged(harmful=harmful)) == set(), "nobody gains: the run has a problem"
+    assert promises(judged(harmful=harmful, gaining=frozenset({"id-anna"}))) == set(), "only by other work of its own"
+    assert promises(judged(harmful=harmful | {"good"}, gaining=gaining)) == set(), "most do such work"
+
+
+def test_who_leaves_before_its_audit_is_told_of() -> None:
+    left, hindered = Event(1.0, ANNA, "leaves audits", {"peer": "id-anna"}), Event(1.0, "", "fault", {"fault": "loss"})
+    chain = [link(1, counted("one", work="first"))]
+    chain.append(link(2, counted("two", base=1, base_digest="digest-1"), repeated=frozenset({("id-bert", "other")})))
+    late = replace(chain[1], repeated=chain[1].repeated | {("id-anna", "first")})
+
+    def run(*links: Link, events: tuple[Event, ...] = (left,)) -> Outcome:
+        outcome = good(chains={MODULE: links})
+        return replace(outcome, rounds=len(links), events=(*outcome.events, *events))
+
+    assert promises(run(*chain)) == {2}
+    assert promises(run(chain[0], late)) == set()
+    assert promises(run(*chain, events=())) == set(), "it was there, and nobody drew its work"
+    assert promises(run(*chain, events=(left, hindered))) == set()
+    assert promises(run(chain[0], replace(chain[1], repeated=frozenset()))) == set(), "nothing is audited"
+
+
 def test_nobody_takes_back_a_term_that_an_old_group_has_granted() -> None:
     usurped, again = ({"module": MODULE, "term": term, "peer": "id-liar", "leader": "id-liar"} for term in (4, 6))
     taken = [Event(29.0, "seed", "took_back", facts) for facts in (usurped, again)]

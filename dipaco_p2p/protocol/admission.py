@@ -102,9 +102,6 @@ def _judge_document(contribution: Contribution, sender: PeerId, contribution_id:
         return Verdict(Reason.OVERSIZED, f"payload of {size_bytes} bytes, limit {rules.payload_bytes_max}")
     if contribution.tokens > rules.tokens_max:
         return Verdict(Reason.MALFORMED, f"{contribution.tokens} tokens in one round, limit {rules.tokens_max}")
-    if contribution.recipe is not None and contribution.recipe.round > contribution.base_version:
-        detail = f"steps of round {contribution.recipe.round}, from version {contribution.base_version}"
-        return Verdict(Reason.MALFORMED, detail)  # the learning rate falls, and with it what the work has to gain
     earlier = rules.contributed.get((contribution.author, contribution.path, contribution.base_version))
     if earlier is not None and earlier != contribution_id:
         detail = f"{contribution.path} has contributed from version {contribution.base_version}"
@@ -187,6 +184,9 @@ def _judge_base(contribution: Contribution, rules: AdmissionRules) -> Verdict:
     if rules.bases[base] != contribution.base_digest:
         detail = f"version {base} is {rules.bases[base][:8]}, not {contribution.base_digest[:8]}"
         return Verdict(Reason.UNKNOWN_BASE, detail)
+    if contribution.recipe is not None and contribution.recipe.round > base:
+        # The learning rate falls, and with it what the work has to gain.
+        return Verdict(Reason.MALFORMED, f"steps of round {contribution.recipe.round}, from version {base}")
     return _judge_sharding(contribution, rules)
 
 

@@ -229,7 +229,9 @@ class Stranger:
         last, ours = newest[-1].document, self._mandates.get(module, ())
         if last.leader == self.signer.peer:
             return
-        if self.signer.peer in last.group and last.leader != self.run.manifest.author:
+        if self.signer.peer in last.group:
+            if last.leader == self.run.manifest.author:
+                return  # a term after this one is of the newest group, and no old one's
             facts = {"module": str(module), "term": last.term + 1, "peer": self.signer.peer}
             self.world.note("stranger", "usurps", **facts)
             ours = tuple(newest)

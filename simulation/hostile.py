@@ -229,14 +229,13 @@ class Stranger:
         last, ours = newest[-1].document, self._mandates.get(module, ())
         if last.leader == self.signer.peer:
             return
-        if self.signer.peer in last.group:
-            if last.leader == self.run.manifest.author:
-                return  # a term after this one is of the newest group, and no old one's
+        is_member = self.signer.peer in last.group
+        if is_member and last.leader != self.run.manifest.author:
             facts = {"module": str(module), "term": last.term + 1, "peer": self.signer.peer}
             self.world.note("stranger", "usurps", **facts)
             ours = tuple(newest)
-        elif not ours or ours[-2].document.author == self.signer.peer:  # once is enough
-            return
+        elif is_member or not ours or ours[-2].document.author == self.signer.peer:
+            return  # a member of the newest group needs no old one's terms, and to extend those once is enough
         while ours[-1].document.term <= last.term:
             before, me = ours[-1].document, self.signer.peer
             grant = replace(before, term=before.term + 1, after=before.term, leader=me, mirrors=(), author=me)

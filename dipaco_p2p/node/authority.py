@@ -185,10 +185,15 @@ class Mandates:
         """The mandate of the leader to follow; empty before anybody ever led."""
         return max(self._known[module], key=self._rank, default=())
 
+    def shown(self, module: ModuleId) -> Sealed[Grant] | None:
+        """The newest grant, as it is shown to others."""
+        mandate = self.newest(module)
+        return mandate[-1] if mandate else None
+
     def grant(self, module: ModuleId) -> Grant | None:
         """The newest grant."""
-        mandate = self.newest(module)
-        return mandate[-1].document if mandate else None
+        shown = self.shown(module)
+        return shown.document if shown else None
 
     def leader(self, module: ModuleId) -> PeerId:
         """By the newest grant; the coordinator before anybody ever led."""

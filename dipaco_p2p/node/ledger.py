@@ -493,8 +493,7 @@ class RemoteLedger:
 
     async def _ask(self, request: ChainRequest[R], *, timeout_s: float = CONTROL_TIMEOUT_S) -> R:
         """Ask, and once more if the answer is lost: much depends on it, and every call is idempotent."""
-        mandate = self._node.mandates.newest(self.module)
-        shown = replace(request, grant=mandate[-1]) if mandate else request
+        shown = replace(request, grant=self._node.mandates.shown(self.module))
         with contextlib.suppress(SwarmError):
             return await ask(self._node, self.peer, shown, timeout_s=timeout_s)
         return await ask(self._node, self.peer, shown, timeout_s=timeout_s)

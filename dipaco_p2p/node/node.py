@@ -12,11 +12,10 @@ when that peer gives next to nothing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -231,11 +230,13 @@ async def fetch_given(node: Reader, ref: BlobRef, given: Given, *, holders: Sequ
     Unreachable also for that."""
     if node.fetching.is_doing(f"{ref.digest}.{ref.size}"):  # then what comes is counted by somebody else here
         return await fetch_in_time(node, ref, holders=holders)
-    before, began_s, brought = replace(given), node.clock.now_s(), Counter[PeerId]()
+    began_s, came_bytes, brought = node.clock.now_s() - given.asked_s, given.came_bytes, Counter[PeerId]()
+
+    def note() -> None:
+        given.asked_s, given.came_bytes = node.clock.now_s() - began_s, came_bytes + brought.total()
 
     def check() -> None:
-        given.asked_s = before.asked_s + node.clock.now_s() - began_s
-        given.came_bytes = before.came_bytes + brought.total()
+        note()
         if given.is_next_to_nothing(node.run.config.rounds):
             message = f"only {given.came_bytes} bytes of the blob {ref.digest[:8]} came in {given.asked_s:.0f} s"
             raise Unreachable(message)
@@ -243,8 +244,7 @@ async def fetch_given(node: Reader, ref: BlobRef, given: Given, *, holders: Sequ
     try:
         return await as_long_as(check, partial(fetch_in_time, node, ref, holders=holders, brought=brought), node.clock)
     finally:
-        with contextlib.suppress(Unreachable):
-            check()
+        note()
 
 
 async def fetch_kept(node: Reader, ref: BlobRef, *, holders: Sequence[PeerId]) -> bytes:

@@ -182,22 +182,22 @@ class ModuleChain:
         """Drop what is final, what final versions left behind, and what no base needs any more. An archive keeps it."""
         for sealed in self.ledger.undone:
             self.expire(sealed, Reason.ROLLED_BACK)
-        run, ledger = self.node.run, self.ledger
-        for sealed in left_behind(ledger, staleness=run.config.rounds.staleness, but=self.lost):
-            self._leave_behind(sealed)
+        run, ledger, staleness = self.node.run, self.ledger, self.node.run.config.rounds.staleness
+        for sealed in left_behind(ledger, ledger.final, staleness=staleness):
+            if sealed.id not in self.lost:  # it is still to be offered to a leader, and reported with its reason
+                self._leave_behind(sealed)
         for sealed in surplus(run, ledger, lost=self.lost, is_proven=self.chains.is_proven):
             self._leave_behind(sealed)
         self._drop_payloads(self.ledger.settle())
         self.evidence.settle()
-        self.originals.forget(oldest_base=ledger.head.version - run.config.rounds.staleness)
-        self._prune(keep=run.config.rounds.staleness + 2)
+        self.originals.forget(oldest_base=ledger.head.version - staleness)
+        self._prune(keep=staleness + 2)
 
     def _leave_behind(self, sealed: Sealed[Contribution]) -> None:
         """Its leader has told what became of it, unless it is lost."""
         if sealed.id in self.lost:
             return self.expire(sealed, Reason.STALE_BASE)
-        found = found_of(self.ledger, sealed.document)
-        self.node.history.add("left_behind", module=str(self.module), id=sealed.id, found=found)
+        self.node.history.add("left_behind", module=str(self.module), id=sealed.id, found=found_of(self.ledger, sealed))
         self.forget(sealed)
 
     def expire(self, sealed: Sealed[Contribution], reason: str) -> None:

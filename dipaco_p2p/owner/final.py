@@ -8,8 +8,6 @@ the leader or its judges say, for these may be friends, and another branch may w
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from ..node.ledger import Ledger, RemoteLedger
 from ..node.node import Member
 from ..protocol.documents import Contribution, ModuleVersion, Sealed
@@ -17,16 +15,14 @@ from ..protocol.signing import PeerId
 from ..protocol.standing import OF_AUTHORS
 
 
-def left_behind(ledger: Ledger, *, staleness: int, but: Collection[str]) -> list[Sealed[Contribution]]:
-    """What is open here, and can count no more since final versions left its base behind; not `but` these, which are
-    still to be offered to a leader and reported with its reason."""
-    oldest = ledger.final - staleness
-    return [one for one in ledger.open.values() if one.document.base_version < oldest and one.id not in but]
+def left_behind(ledger: Ledger, version: int, *, staleness: int) -> list[Sealed[Contribution]]:
+    """What is open here, and began too early to count in a chain that has this version: for good, if it is final."""
+    return [one for one in ledger.open.values() if one.document.base_version < version - staleness]
 
 
-def found_of(ledger: Ledger, contribution: Contribution) -> str:
+def found_of(ledger: Ledger, sealed: Sealed[Contribution]) -> str:
     """What the chain itself finds of work that it does not count; empty if nothing, as where nobody measured it."""
-    author, work, is_noted = contribution.author, contribution.work, ledger.standings.is_noted
+    author, work, is_noted = sealed.document.author, sealed.document.work, ledger.standings.is_noted
     return next((kind for kind in OF_AUTHORS if is_noted((kind, author, work))), "")
 
 

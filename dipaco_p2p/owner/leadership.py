@@ -419,7 +419,7 @@ class Leadership:
     async def _hand_over(self, module: ModuleId, successor: PeerId, *, timeout_s: float) -> bool:
         """Whether it says that it leads."""
         node = self._node
-        request = Take(module=module, grant=next(iter(node.mandates.newest(module)[-1:]), None))
+        request = Take(module=module, grant=node.mandates.shown(module))
         try:
             await ask(node, successor, request, timeout_s=timeout_s)
         except (SwarmError, Refused, IntegrityError) as error:

@@ -22,6 +22,7 @@ from ..protocol.documents import Contribution, Sealed
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
 from ..topology import ModuleId
+from .final import left_behind
 
 UNSIGNED_MAX = KEPT_MAX * 3 // 4
 """Contributions to a module that are not final: who takes it over must be able to list them."""
@@ -51,8 +52,7 @@ def surplus(
     """The work of strangers, of peers that have not worked (`is_proven`), that our chain left behind without counting
     it, beyond what an owner keeps of such work: the oldest, and last what is `lost`, which a leader still has to
     answer for."""
-    oldest = ledger.head.version - run.config.rounds.staleness
-    passed = [one for one in ledger.open.values() if one.document.base_version < oldest]
+    passed = left_behind(ledger, ledger.head.version, staleness=run.config.rounds.staleness)
     strange = [one for one in passed if not is_proven(one.document.author)]
     strange.sort(key=lambda one: (one.id not in lost, -one.document.base_version))
     room_bytes, found = RESERVE_PATHS * path_bytes_max(run), list[Sealed[Contribution]]()

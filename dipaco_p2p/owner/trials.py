@@ -40,9 +40,9 @@ from .intake import Key, key_of
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-HEDGE_S, HEDGE_SHARE = 3.0, 0.1
-"""After so long, or so much of the time that a work may wait, without an answer somebody else is asked as well."""
-DRAW_SHARE = 0.2  # of the time that a work may wait, for the other leaders' parts of its draw: the rest is for judges
+HEDGE_S, HEDGE_SHARE, DRAW_SHARE = 3.0, 0.1, 0.2
+"""After so long, or so much of the time that a work may wait, without an answer somebody else is asked as well; and how
+much of it the other leaders' parts of its draw may take: the rest is for judges."""
 SLOW_ROUNDS = 16
 """For so many rounds such a judge comes after all others: its line may be slow, and better used for its own work."""
 ASKING_MAX = 8

@@ -144,6 +144,17 @@ async def test_an_audit_of_a_trusted_author_is_told_of_later_and_a_forger_waits(
         await on.verified()
 
 
+async def told_as_withheld(on: AuditScene, author: Member, other: Member) -> None:
+    """Audits end, and the version after the author's work, with work of the other, tells that it gave nothing."""
+    on.auditors.may_end.set()
+    await on.audited()
+    await on.push(other, GOOD, path=OTHER_PATH)
+    await on.version(3)
+    findings = on.findings(3)
+    assert findings is not None and findings.withheld == (author.swarm.peer,)
+    await on.verified()
+
+
 async def test_who_gives_auditors_nothing_has_withheld_it_however_short_rounds_are(audit_scene: Play) -> None:
     """Attack: it takes an auditor a while to be sure that it is given nothing. Leaders waited as long as for a path,
     which may be less, and the audit ended without a result."""
@@ -155,13 +166,7 @@ async def test_who_gives_auditors_nothing_has_withheld_it_however_short_rounds_a
         await on.push(author, GOOD)
         await on.version(2)
         await asyncio.sleep(silent_s(on.run.config.rounds))
-        on.auditors.may_end.set()
-        await on.audited()
-        await on.push(other, GOOD, path=OTHER_PATH)
-        await on.version(3)
-        findings = on.findings(3)
-        assert findings is not None and findings.withheld == (author.swarm.peer,)
-        await on.verified()
+        await told_as_withheld(on, author, other)
 
 
 async def test_two_auditors_that_say_they_were_given_nothing_take_nobodys_standing(audit_scene: Play) -> None:
@@ -197,13 +202,7 @@ async def test_who_gives_nothing_to_the_only_two_auditors_there_are_has_withheld
         on.auditors.found[author.swarm.peer] = NOTHING_GIVEN
         await on.push(author, GOOD)
         await on.version(2)
-        on.auditors.may_end.set()
-        await on.audited()
-        await on.push(other, GOOD, path=OTHER_PATH)
-        await on.version(3)
-        findings = on.findings(3)
-        assert findings is not None and findings.withheld == (author.swarm.peer,)
-        await on.verified()
+        await told_as_withheld(on, author, other)
 
 
 async def test_what_auditors_found_outlives_a_round_that_counts_nothing(audit_scene: Play) -> None:

@@ -216,11 +216,8 @@ async def test_a_leader_that_is_busy_to_one_author_holds_it_no_longer_than_its_w
         pushing = asyncio.create_task(push(node, document(world, node, payload), payload))
         for number in range(2):
             assert not pushing.done(), "it could still count"
-            other, head, theirs = (
-                world.peer(61 + number),
-                module.head,
-                gradient_bytes(world.run, MODULE, seed=5 + number),
-            )
+            other, head = world.peer(61 + number), module.head
+            theirs = gradient_bytes(world.run, MODULE, seed=5 + number)
             work = contribution_of(world.run, other.swarm.signer, theirs, module=MODULE, path=PathId((0, 0, 1)))
             work = replace(work, base_version=head.version, base_digest=head.digest)
             await other.watch.refresh()

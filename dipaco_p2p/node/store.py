@@ -177,10 +177,11 @@ class Store:
             return 0
 
     def rename_document(self, name: str, new: str) -> None:
-        """Keep it under another name, in place of what had that; nothing to do if it is not here."""
+        """Keep it under another name, in place of what had that; nothing to do if it is not here. After a crash it may
+        have its old name once more."""
         if not self._is_read_only:
             with contextlib.suppress(FileNotFoundError):
-                rename(_document_path(self.folder, name), _document_path(self.folder, new))
+                files.disk.rename(_document_path(self.folder, name), _document_path(self.folder, new))
 
     def drop_document(self, name: str) -> None:
         self._remove(_document_path(self.folder, name))

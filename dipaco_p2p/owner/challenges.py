@@ -4,17 +4,17 @@
 - **Before the archive forgets** a version, as many keepers as its owner wants must have proved every blob of it. So a
   version leaves the archive only when others have it, and with fewer keepers the archive keeps it.
 
-Before the archive forgets a blob, it takes down the digest of each part that a challenge may name:
+Before the archive forgets a blob of several parts, it takes down the digest of each part that a challenge may name:
 
     documents/parts-<digest>.json     "47DEQpj8HBSa..."
 
-Base64 of one behind the other: as hexadecimal text each would name a blob (Store.drop_unnamed), that of a small blob
-the blob itself. They take less than a thousandth of the blob. An answer is compared with the part that lies here.
-Where the archive has forgotten it, or its disk has changed it, the keeper brings that part, and the digest decides. So
-a challenge costs the line at most PROOF_BYTES_MAX however large the model is, and neither another keeper's word nor a
-bit that was lost here can harm anybody. A keeper that says that it lacks a blob has told no lie: it earns nothing, and
-fails only when it has been a keeper of the range for LATE_LIVES. One that says nothing, or does not bring the part in
-the time that a thin line takes, fails if another has answered at this look: else the fault may be ours.
+Base64 of one behind the other: as hexadecimal text each would name a blob (Store.drop_unnamed). They take less than a
+thousandth of the blob, and a blob of one part has that part's digest. An answer is compared with the part that lies
+here. Where the archive has forgotten it, or its disk has changed it, the keeper brings that part, and the digest
+decides. So a challenge costs the line at most PROOF_BYTES_MAX however large the model is, and neither another keeper's
+word nor a bit that was lost here can harm anybody. A keeper that says that it lacks a blob has told no lie: it earns
+nothing, and fails only when it has been a keeper of the range for LATE_LIVES. One that says nothing, or does not bring
+the part in the time that a thin line takes, fails if another has answered at this look: else the fault may be ours.
 """
 
 from __future__ import annotations
@@ -221,6 +221,8 @@ class Challenges:
 
     def _parts(self, ref: BlobRef) -> list[str] | None:
         """The digest of each part of a blob; None if they were not taken down, and the blob is not here."""
+        if ref.size <= PROOF_BYTES_MAX:
+            return [ref.digest]
         store, name = self._node.store, f"parts-{ref.digest}"
         if (known := store.read_document(name)) is not None:
             raw = base64.b64decode(json.loads(known))

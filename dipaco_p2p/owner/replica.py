@@ -18,6 +18,15 @@ from ..protocol.signing import PeerId, short
 from .chain import ModuleChain
 from .kept_appraisals import read_kept
 
+AHEAD = 4
+"""Versions whose contributions are brought to a holder that was away while it makes an earlier one again."""
+BRINGERS = 2
+"""Versions whose contributions are on their way at once, or a leader's uploads at the holder would oust each other."""
+
+
+class _Lacking(IntegrityError):
+    """Nobody who lives has what a version was made of."""
+
 
 class Unfit(Refused):
     """A holder refuses one contribution for a reason in it. Anybody can write such a one, so the holder is not deaf."""
@@ -53,6 +62,9 @@ class Replica:
         self._is_last_word = is_archive and peer == node.run.manifest.author
         """Only the coordinator's archive can make a version final; another one may lack what it likes."""
         self._lock = asyncio.Lock()
+        self._bringing: dict[str, asyncio.Task[None]] = {}
+        """By version, what it counts and is on its way."""
+        self._bringers = asyncio.Semaphore(BRINGERS)
 
     @property
     def is_light(self) -> bool:
@@ -100,14 +112,17 @@ class Replica:
     async def _bring_to(self, head: int) -> None:
         branch = self._branch
         begin = (self._version or 0) if self.is_archive else max(head - 1, 0)
-        for sealed in self._ledger.versions[begin:head]:
-            is_ours = self._node.peer == sealed.document.author
-            is_news = self._version != sealed.document.version > self._ledger.final
-            if self.is_archive or (is_ours and is_news):
-                await self._hand_in(sealed)
-                if self._branch != branch:
-                    raise Unreachable(f"{self._chain.module} went over to another branch meanwhile")
-                self._version, self.is_welcome = sealed.document.version, True
+        try:
+            for sealed in self._ledger.versions[begin:head]:
+                is_ours = self._node.peer == sealed.document.author
+                is_news = self._version != sealed.document.version > self._ledger.final
+                if self.is_archive or (is_ours and is_news):
+                    await self._hand_in(sealed)
+                    if self._branch != branch:
+                        raise Unreachable(f"{self._chain.module} went over to another branch meanwhile")
+                    self._version, self.is_welcome = sealed.document.version, True
+        finally:
+            await self._stop_bringing()
 
     async def _tell_final(self) -> None:
         """Until it knows that a version is final, a mirror keeps what it was made of."""
@@ -158,20 +173,47 @@ class Replica:
                 if refused.reason != Reason.CONTRIBUTION_MISSING:
                     raise
         self._was_away = is_late
-        await self._chain.recover({share.contribution for share in sealed.document.shares})
-        try:
-            await read_kept(self._node, sealed.document, holders=sorted(self._node.watch.heartbeats))
-        except Refused as refused:
-            self.is_unprovable = self._is_last_word
-            raise IntegrityError(f"{refused}, nor with anybody") from None
-        for share in sealed.document.shares:
-            contribution = self._ledger.kept.get(share.contribution)
-            payload = self._node.store.get(contribution.document.payload.digest) if contribution else None
-            self.is_unprovable = self._is_last_word and (contribution is None or payload is None)
-            if contribution is None or payload is None:
-                raise IntegrityError(f"contribution {share.contribution[:8]}, which it lacks, is not here either")
-            await self._remote.keep(contribution, payload, is_new=False)
+        await self._bring_work(sealed)
         return await self._ask_cosign(sealed)
+
+    async def _bring_work(self, sealed: Sealed[ModuleVersion]) -> None:
+        """Bring what a version counts, and begin with that of the next ones: a holder that was away lacks it too, and
+        gets it while it makes this one again."""
+        number = sealed.document.version
+        for one in self._ledger.versions[number - 1 : number + AHEAD if self._was_away else number]:
+            if one.id not in self._bringing:
+                self._bringing[one.id] = asyncio.create_task(self._bring_work_of(one))
+        try:
+            await self._bringing.pop(sealed.id)
+        except _Lacking:
+            self.is_unprovable = self._is_last_word
+            raise
+        except DipacoError:
+            self.is_unprovable = False
+            raise
+        self.is_unprovable = False
+
+    async def _bring_work_of(self, sealed: Sealed[ModuleVersion]) -> None:
+        """Raises _Lacking if nobody has it."""
+        async with self._bringers:
+            await self._chain.recover({share.contribution for share in sealed.document.shares})
+            try:
+                await read_kept(self._node, sealed.document, holders=sorted(self._node.watch.heartbeats))
+            except Refused as refused:
+                raise _Lacking(f"{refused}, nor with anybody") from None
+            for share in sealed.document.shares:
+                contribution = self._ledger.kept.get(share.contribution)
+                payload = self._node.store.get(contribution.document.payload.digest) if contribution else None
+                if contribution is None or payload is None:
+                    raise _Lacking(f"contribution {share.contribution[:8]}, which it lacks, is not here either")
+                await self._remote.keep(contribution, payload, is_new=False)
+
+    async def _stop_bringing(self) -> None:
+        bringing = [*self._bringing.values()]
+        self._bringing.clear()
+        for task in bringing:
+            task.cancel()
+        await asyncio.gather(*bringing, return_exceptions=True)
 
     async def _ask_cosign(self, sealed: Sealed[ModuleVersion]) -> str:
         return await self._remote.cosign(sealed, final=self._ledger.final, final_signature=self._final_signature())

@@ -311,16 +311,26 @@ async def test_a_holder_that_trickles_keeps_a_keeper_from_nothing_else(tmp_path:
             assert not await keeper._gathering.bring(ref, [bad.peer])
 
 
-async def test_the_parts_that_are_taken_down_name_no_blob(tmp_path: Path) -> None:
-    """A blob that a document names is not swept after a crash, and a small blob's only part has its own digest."""
+async def test_the_parts_that_are_taken_down_name_no_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A blob that a document names is not swept after a crash."""
+    monkeypatch.setattr(challenges, "PROOF_BYTES_MAX", 64)
     async with on_keepers(tmp_path, count=4) as found:
         await found.challenged()
         documents = list((found.world.seed.node.store.folder / "documents").glob("parts-*.json"))
         assert documents and not any(DIGEST.search(path.read_bytes()) for path in documents)
 
 
-async def test_nobody_is_barred_for_what_an_earlier_release_forgot(tmp_path: Path) -> None:
+async def test_a_blob_of_one_part_has_that_parts_digest(tmp_path: Path) -> None:
+    async with on_keepers(tmp_path, count=4) as found:
+        await found.challenged()
+        assert found.challenges.kept(MODULE) and not list(found.world.seed.node.store.folder.glob("documents/parts-*"))
+
+
+async def test_nobody_is_barred_for_what_an_earlier_release_forgot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its archive took no parts down, so nobody can tell a right answer from a wrong one."""
+    monkeypatch.setattr(challenges, "PROOF_BYTES_MAX", 64)
     async with on_keepers(tmp_path, count=4) as found:
         await found.looks(2)
         store = found.world.seed.node.store

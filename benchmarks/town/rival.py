@@ -36,8 +36,9 @@ class Averager:
     """One peer."""
 
     def __init__(self, values: int, modules: int, peers: int, number: int, address: str | None) -> None:
-        import hivemind  # takes seconds
+        from hivemind.averaging import DecentralizedAverager  # takes seconds
         from hivemind.compression import BlockwiseQuantization
+        from hivemind.dht import DHT
 
         model = model_of(values, modules=modules)
         self._number, self._mean, self._peers = number, (peers + 1) / 2, peers
@@ -47,8 +48,8 @@ class Averager:
             flat = np.random.default_rng(level).standard_normal(layout.size, dtype=np.float32) * np.float32(WEIGHT_STD)
             self._start += [torch.from_numpy(view) for view in layout.split(flat).values()]
         place = {"host_maddrs": ["/ip4/0.0.0.0/tcp/0"], "nat_port_map": False, "auto_nat": False, "use_relay": False}
-        self._dht = hivemind.DHT(initial_peers=[address] if address else None, start=True, **place)
-        self._averager = hivemind.DecentralizedAverager(
+        self._dht = DHT(initial_peers=[address] if address else None, start=True, **place)
+        self._averager = DecentralizedAverager(
             [torch.zeros_like(tensor) for tensor in self._start],
             self._dht,
             start=True,

@@ -23,6 +23,14 @@ def main():
     walk([], root)
 """
 
+NETWORK = """
+import sys
+def main():
+    import dipaco_p2p.swarm.hivemind.libp2p
+    rest = [name for name in ("hivemind.averaging", "hivemind.moe", "hivemind.optim", "scipy") if name in sys.modules]
+    assert not rest, rest
+"""
+
 
 @pytest.mark.parametrize("program", ["peers.cli", "bootstrap.cli"])
 def test_the_help_of_every_command_imports_nothing_heavy(program: str, tmp_path: Path) -> None:
@@ -41,6 +49,12 @@ def test_asking_a_volunteer_imports_nothing_heavy(tmp_path: Path) -> None:
 def test_a_wrong_flag_is_refused_without_heavy_imports(program: str) -> None:
     result, heavy = probe(program, "--no-such-flag")
     assert (result.returncode, heavy) == (2, []), result.stderr
+
+
+def test_the_network_imports_no_more_of_hivemind_than_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "network.py").write_text(NETWORK)
+    result, _ = probe("network", path=f"{tmp_path}{os.pathsep}{REPO}")
+    assert result.returncode == 0, result.stderr
 
 
 def test_the_probe_sees_a_heavy_import(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ class Replica:
         try:
             signature = await self._cosign(sealed)
         except DipacoError as error:
-            self._version, self.is_welcome = None, False
+            self._version, self.is_welcome, self._was_away = None, False, False  # it is asked first once more
             if self.is_archive and isinstance(error, Refused) and error.reason == Reason.MALFORMED:
                 self.is_unprovable = self._is_last_word  # such as one that says its outer state is lost, when it is not
             raise

@@ -392,6 +392,30 @@ async def test_an_archive_that_was_away_gets_the_work_of_the_next_versions_meanw
         await eventually(lambda: archived.final == (2 if is_lost else 7))
 
 
+async def test_an_archive_that_has_room_for_no_more_than_the_next_version_gets_all_of_them(tmp_path: Path) -> None:
+    """It may refuse what comes ahead of its turn."""
+    async with of_group(tmp_path) as (world, group, author):
+        await group.seed_away()
+        await make_versions(world, group.leader, author, 7, seed=1)
+        seed, counted = world.start_seed(), set[str]()
+        handlers = seed.swarm._dispatcher._handlers
+        cosign, keep = handlers[KeepVersion.METHOD], handlers[KeepContribution.METHOD]
+
+        async def note(sender: PeerId, values: Any, *rest: Any) -> Reply:
+            counted.clear()
+            counted.update(share["contribution"] for share in values["version"]["document"]["shares"])
+            return await cosign(sender, values, *rest)
+
+        async def refuse(sender: PeerId, values: Any, *rest: Any) -> Reply:
+            if unseal(Contribution, values["contribution"]).id not in counted:
+                raise Refused("no room", reason=Reason.FULL)
+            return await keep(sender, values, *rest)
+
+        handlers.update({KeepVersion.METHOD: note, KeepContribution.METHOD: refuse})
+        await seed.node.presence.beat()
+        await eventually(lambda: seed.archive.ledgers[MODULE].final == 7)
+
+
 async def test_a_leader_that_hears_of_a_newer_one_from_a_mirror_stops(tmp_path: Path) -> None:
     async with of_group(tmp_path) as (world, group, author):
         leader, (mirror, other) = group.leader, group.mirrors

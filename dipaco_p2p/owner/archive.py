@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import logging
@@ -53,6 +54,8 @@ log = logging.getLogger(__name__)
 
 DISKS_MIN = 3
 """Volunteers whose disks, together, are trusted to have the parameters."""
+READ_MAX = 256
+"""Contributions that are remembered as they were read."""
 
 
 class SeedArchive:
@@ -134,7 +137,7 @@ class SeedArchive:
     def find(self, contribution_id: str) -> Sealed[Contribution] | None:
         """The same, or None; anybody may ask for anything."""
         data = self.find_stored(contribution_id)
-        return None if data is None else unseal(Contribution, json.loads(data))
+        return None if data is None else _read(data)
 
     def find_stored(self, contribution_id: str) -> bytes | None:
         """Its canonical bytes, as they lie on disk."""
@@ -385,6 +388,12 @@ class ArchiveChain(ModuleChain):
     def _prune(self, *, keep: int) -> None:
         """What the archive's own retention says."""
         self.chains.drop_payloads(self._archive_chains.archive.thinning.thin(self.ledger))
+
+
+@functools.lru_cache(maxsize=READ_MAX)
+def _read(data: bytes) -> Sealed[Contribution]:
+    """What is put away is looked for a few times at once, and each time its signature would be checked."""
+    return unseal(Contribution, json.loads(data))
 
 
 def _name(contribution_id: str) -> str:

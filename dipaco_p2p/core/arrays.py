@@ -9,6 +9,7 @@ come back in the order of the items. Plain threads are enough, since numpy and h
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import math
 import os
 import sys
@@ -35,9 +36,12 @@ CHUNK = 1 << 14
 HALVED = 1 << 18
 """Values that are made bfloat16, or were that, at a time on one core."""
 CORES_MAX = 4
-NICENESS = 10
-"""Of the threads, where each may have its own (Linux): a trainer on the same machine comes first, and yet no version
-has to wait for the trainer."""
+TRAINER_NICENESS = 10
+"""Of the thread that trains on the CPU, where each may have its own (Linux): answers to others, a program that starts
+and whatever else the machine's owner does come first."""
+NICENESS = 15
+"""Of the threads of `spread`: a trainer on the same machine comes first, and yet no version has to wait for the
+trainer."""
 
 
 def tree_norm(values: Floats) -> float:
@@ -77,15 +81,21 @@ def spread(work: Callable[[P], T], items: Sequence[P]) -> list[T]:
     threads = min(CORES_MAX, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else CORES_MAX)
     if threads < 2 or len(items) < 2:
         return [work(item) for item in items]
-    with ThreadPoolExecutor(threads, initializer=_give_way) as pool:
+    with ThreadPoolExecutor(threads, initializer=_give_way, initargs=(NICENESS,)) as pool:
         return list(pool.map(work, items))
 
 
-def _give_way() -> None:
+def train_aside(work: Callable[[], T]) -> T:
+    """What `work` gives or raises, in a thread that gives way to all that does not train."""
+    with ThreadPoolExecutor(1, initializer=_give_way, initargs=(TRAINER_NICENESS,)) as pool:
+        return pool.submit(contextvars.copy_context().run, work).result()
+
+
+def _give_way(niceness: int) -> None:
     if sys.platform == "linux":
         us = 0  # there: the thread that calls
         with contextlib.suppress(OSError):  # whoever is nicer already may not become less so
-            os.setpriority(os.PRIO_PROCESS, us, max(NICENESS, os.getpriority(os.PRIO_PROCESS, us)))
+            os.setpriority(os.PRIO_PROCESS, us, max(niceness, os.getpriority(os.PRIO_PROCESS, us)))
 
 
 def at_once(*works: Callable[[], T]) -> list[T]:

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from dipaco_p2p.canonical import Parts
 from dipaco_p2p.core import tensor_file as codec
-from dipaco_p2p.core.arrays import Halves, from_bfloat16, is_finite, to_bfloat16
+from dipaco_p2p.core.arrays import Halves, from_bfloat16, is_finite, to_bfloat16, train_aside
 from dipaco_p2p.core.model.engine import AUTO, Engine, at_first, choose, compiling_s
 from dipaco_p2p.core.model.inner import InnerLoop, InnerResult, StepReport
 from dipaco_p2p.core.model.microbatch import MicroBatch
@@ -173,6 +174,7 @@ class PathTrainer:
         self._shard = shard
         self._engines = engines
         self._steps = steps
+        self._is_on_cpu = device == "cpu"
         seed = (config.seed * 1_000_003 + run.topology.number(path) * 7919) % 2**31
         self._loop = make_loop(
             config.inner, run.total_steps, config.model, device=device, seed=seed, micro=micro, eight_bit=eight_bit
@@ -210,9 +212,9 @@ class PathTrainer:
             on_step = self._engines.watched(on_step, taken=self._tells_setup(self._engines))
             if self._engines.must_compile():
                 on_step = self._until_compiled(self._engines, on_step)
-        return await asyncio.to_thread(
-            self._loop.run, flats, part, first_step=first_step, steps=steps, on_step=on_step, goes_on=goes_on
-        )
+        run = partial(self._loop.run, flats, part, first_step=first_step, steps=steps, on_step=on_step, goes_on=goes_on)
+        # What drives a GPU must not wait: the GPU would.
+        return await (asyncio.to_thread(train_aside, run) if self._is_on_cpu else asyncio.to_thread(run))
 
     def use_shard(self, shard: Shard, sharding: int) -> None:
         """Train on another shard from the next round on."""

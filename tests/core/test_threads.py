@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from dipaco_p2p.core import arrays
-from dipaco_p2p.core.arrays import NICENESS, at_once, spans, spread
+from dipaco_p2p.core.arrays import NICENESS, TRAINER_NICENESS, at_once, spans, spread, train_aside
 
 
 @pytest.mark.parametrize("most", [1, 2])
@@ -36,3 +36,15 @@ def test_threads_give_way_to_a_trainer_and_who_calls_does_not() -> None:
     expected = [max(before, NICENESS)] * 3 if len(os.sched_getaffinity(0)) > 1 else [before] * 3
     assert spread(niceness, [0, 1, 2]) == expected
     assert niceness() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no niceness of its own")
+def test_a_trainer_gives_way_to_all_that_does_not_train() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = niceness()
+    assert train_aside(niceness) == max(before, TRAINER_NICENESS) and niceness() == before
+    assert TRAINER_NICENESS < NICENESS
+    with pytest.raises(ZeroDivisionError):
+        train_aside(lambda: 1 // 0)

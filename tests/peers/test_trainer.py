@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 from tiny_run import initial, make_run, tiny_config
 from torch import Tensor
 
-from dipaco_p2p.core.arrays import from_bfloat16, to_bfloat16
+from dipaco_p2p.core.arrays import TRAINER_NICENESS, from_bfloat16, to_bfloat16
 from dipaco_p2p.core.model import engine, inner
 from dipaco_p2p.core.model.engine import AUTO, EXACT, FAST, Engine
 from dipaco_p2p.core.model.inner import InnerResult, StepReport
@@ -147,6 +150,18 @@ def test_a_round_has_its_steps_unless_it_is_stopped(bench: Bench) -> None:
     result = train(bench.trainer())
     assert (result.steps_done, result.tokens) == (3, bench.run.tokens_full)
     assert train(bench.trainer(), steps=1).steps_done == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no niceness of its own")
+def test_steps_on_the_cpu_give_way_to_all_else(bench: Bench) -> None:
+    niceness: list[int] = []
+
+    def on_step(report: StepReport) -> bool:
+        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return False
+
+    asyncio.run(bench.trainer().train(BEFORE, round_number=0, replica=(0, 1), on_step=on_step))
+    assert niceness == [max(os.getpriority(os.PRIO_PROCESS, 0), TRAINER_NICENESS)]
 
 
 def test_what_is_sent_and_what_is_owed_make_the_outer_gradient(bench: Bench) -> None:

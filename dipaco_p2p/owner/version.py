@@ -39,6 +39,9 @@ from ..protocol.verdicts import Verdicts, read_appraisals
 from ..protocol.versions import works_of
 from ..topology import ModuleId, PathId
 
+AT_ONCE = 1 << 20
+"""Values of a module from which on its blobs are named side by side: for fewer, threads that give way to trainers take
+longer than one that does not."""
 LATE_WEIGHT = 0.25
 """What a contribution weighs, over one in time, for each version that its base is behind: its path has trained again
 meanwhile, so that at full weight the same progress would count twice (docs/lost_work.md)."""
@@ -238,7 +241,9 @@ def make_version(
     except StepNotFinite as error:
         raise StepNotFinite(f"no version {parent.version + 1} of {parent.module}: {error}") from None
     blobs = module_parts(after.params, run.layout(parent.module)), compressed_parts(update), state_parts(after)
-    snapshot_ref, update_ref, state_ref = at_once(*(partial(BlobRef.of, *parts) for parts in blobs))
+    naming = [partial(BlobRef.of, *parts) for parts in blobs]
+    is_large = run.layout(parent.module).size >= AT_ONCE
+    snapshot_ref, update_ref, state_ref = at_once(*naming) if is_large else [name() for name in naming]
     share = partial(_share, names_work=run.config.audited > 0)
     shares = tuple(map(share, ordered, alphas, tokens, gradients.norms))
     works = works_of(shares)

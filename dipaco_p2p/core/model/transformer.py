@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,7 +29,24 @@ INIT_WIDTH = 768
 QUERIES = 128
 """Queries at a time in attention without a fused kernel."""
 
-Module = TypeVar("Module", bound=nn.Module)
+
+class _Linear(nn.Linear):
+    """A projection without bias and without initial values: these always come from a blob or from `initial_modules`."""
+
+    # Not `skip_init`: that draws values for a meta tensor first, by way of torch._refs, which took most of the time of
+    # making a tiny path, and 2 s of imports before the first.
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class _Embedding(nn.Embedding):
+    """The same of an embedding."""
+
+    def reset_parameters(self) -> None:
+        pass
 
 
 class PathModel(nn.Module):
@@ -39,7 +56,7 @@ class PathModel(nn.Module):
         super().__init__()
         self.config = config
         self.model = _Decoder(config)
-        self.lm_head = None if config.tied else _linear(config.width, config.vocab_size)
+        self.lm_head = None if config.tied else _Linear(config.width, config.vocab_size)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Logits (B, T, V) of the token after each position."""
@@ -70,7 +87,7 @@ class _Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = _empty(nn.Embedding, config.vocab_size, config.width)
+        self.embed_tokens = _Embedding(config.vocab_size, config.width)
         self.layers = nn.ModuleList(_Block(config) for _ in range(sum(level.blocks for level in config.levels)))
         self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
         self.is_checkpointed = False
@@ -102,7 +119,7 @@ class _Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (_linear(config.width, config.width) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (_Linear(config.width, config.width) for _ in range(4))
 
     def forward(self, normed_BTD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         mixed_BHTK = _attend(*self.project(normed_BTD, rope))
@@ -127,9 +144,9 @@ class _Attention(nn.Module):
 class _SwiGlu(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = _linear(config.width, config.ffn_width)
-        self.up_proj = _linear(config.width, config.ffn_width)
-        self.down_proj = _linear(config.ffn_width, config.width)
+        self.gate_proj = _Linear(config.width, config.ffn_width)
+        self.up_proj = _Linear(config.width, config.ffn_width)
+        self.down_proj = _Linear(config.ffn_width, config.width)
 
     def forward(self, normed_BTD: Tensor) -> Tensor:
         return cast(Tensor, self.down_proj(F.silu(self.gate_proj(normed_BTD)) * self.up_proj(normed_BTD)))
@@ -188,15 +205,6 @@ def read_module(model: PathModel, level: int) -> Floats:
     parameters = dict(model.named_parameters())
     layout = module_layout(model.config, level)
     return layout.flatten({name: parameters[name] for name in layout.names})
-
-
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    return _empty(nn.Linear, inputs, outputs, bias=False)
-
-
-def _empty(kind: type[Module], *args: int, **options: bool) -> Module:
-    """A layer without initial values: these always come from a blob or from `initial_modules`."""
-    return cast(Module, nn.utils.skip_init(kind, *args, **options))  # type: ignore[no-untyped-call]
 
 
 def rotate(values_BHTK: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:

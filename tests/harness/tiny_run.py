@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from dipaco_p2p.config import (
 from dipaco_p2p.core.model.inner import InnerLoop
 from dipaco_p2p.core.model.layout import encode_module, module_layout
 from dipaco_p2p.core.model.shards import HeldOut, Shard, encode_held_out, encode_shard
-from dipaco_p2p.core.model.transformer import PathModel, initial_modules, load_modules
+from dipaco_p2p.core.model.transformer import initial_modules, path_model
 from dipaco_p2p.core.outer.compress import compress, encode_compressed
 from dipaco_p2p.core.outer.outer_step import OuterState
 from dipaco_p2p.core.routing.features import features
@@ -90,42 +90,62 @@ def initial() -> tuple[list[np.ndarray[Any, Any]], bytes]:
     return [start[level] for level in range(len(MODEL.levels))], loop.state_bytes()
 
 
-def make_run(store: Store, config: RunConfig, *, workers: Iterable[PeerId] = ()) -> Run:
-    """A run whose blobs are in `store`, signed by the seed node; its text is noise with a pattern per path. `workers`
-    worked in a stage before."""
-    flats, optimizer = initial()
-    blobs = [store.put(encode_module(flat, module_layout(MODEL, level))) for level, flat in enumerate(flats)]
+@dataclass(frozen=True)
+class Text:
+    """What the paths of a run train and are measured on, and the router of it, as blobs."""
+
+    shards: list[tuple[bytes, int]]
+    """And the sequences in each."""
+    router: bytes
+    validation: bytes
+    holdout: bytes
+    router_split: bytes
+
+
+@functools.cache
+def text_of(path_count: int) -> Text:
+    """Noise with a pattern per path; most of what making a run takes."""
     generator = np.random.default_rng(1)
 
     def text(number: int, count: int) -> np.ndarray[Any, Any]:
         return (generator.integers(0, 8, (count, MODEL.context)) + 32 * number).astype(np.int32)
 
-    def held_out(count: int) -> BlobRef:
-        tokens = np.concatenate([text(number, count) for number in range(config.topology.path_count)])
-        documents = np.arange(len(tokens), dtype=np.int32)
-        return store.put(encode_held_out(HeldOut(tokens=tokens, documents=documents)))
+    def held_out(count: int) -> bytes:
+        tokens = np.concatenate([text(number, count) for number in range(path_count)])
+        return encode_held_out(HeldOut(tokens=tokens, documents=np.arange(len(tokens), dtype=np.int32)))
 
-    shards = [text(number, 6 + number) for number in range(config.topology.path_count)]
-    refs = tuple(
-        ShardRef(path=path, blob=store.put(encode_shard(Shard(tokens=tokens))), sequences=len(tokens))
-        for path, tokens in zip(config.topology.paths(), shards, strict=True)
+    shards = [text(number, 6 + number) for number in range(path_count)]
+    points = features(path_model(MODEL, initial()[0]), np.concatenate(shards)[:, :PREFIX_TOKENS])
+    return Text(
+        shards=[(encode_shard(Shard(tokens=tokens)), len(tokens)) for tokens in shards],
+        router=encode_router(fit_kmeans(points, path_count=path_count, seed=0)),
+        validation=held_out(2),
+        holdout=held_out(1),
+        router_split=held_out(3),
     )
-    frozen = PathModel(MODEL)
-    load_modules(frozen, flats)
-    points = features(frozen, np.concatenate(shards)[:, :PREFIX_TOKENS])
-    router = fit_kmeans(points, path_count=config.topology.path_count, seed=0)
+
+
+def make_run(store: Store, config: RunConfig, *, workers: Iterable[PeerId] = ()) -> Run:
+    """A run whose blobs are in `store`, signed by the seed node. `workers` worked in a stage before."""
+    flats, optimizer = initial()
+    blobs = [store.put(encode_module(flat, module_layout(MODEL, level))) for level, flat in enumerate(flats)]
+    text = text_of(config.topology.path_count)
+    refs = tuple(
+        ShardRef(path=path, blob=store.put(shard), sequences=sequences)
+        for path, (shard, sequences) in zip(config.topology.paths(), text.shards, strict=True)
+    )
     manifest = Manifest(
         protocol=PROTOCOL_VERSION,
         config=config,
         stage="grid",
         admission=config.admission.policy,
         tokenizer=store.put(b"{}"),
-        router=store.put(encode_router(router)),
+        router=store.put(text.router),
         optimizer=store.put(optimizer),
         shards=refs,
-        validation=held_out(2),
-        holdout=held_out(1),
-        router_split=held_out(3),
+        validation=store.put(text.validation),
+        holdout=store.put(text.holdout),
+        router_split=store.put(text.router_split),
         genesis=tuple(GenesisRef(module=module, blob=blobs[module.level]) for module in config.topology.modules()),
         workers=tuple(sorted(workers)),
         author=signer(SEED_NUMBER).peer,

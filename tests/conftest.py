@@ -1,4 +1,5 @@
-"""What every test runs under: virtual time, one thread, repeatable hypothesis examples, no sync, nothing left behind.
+"""What every test runs under: virtual time, one thread, repeatable hypothesis examples, no sync, nothing left behind,
+and a collector of garbage that leaves alone what was imported.
 
 `make test` runs two tests at a time (pytest-xdist, each worker takes the next one when it is through). Those that start
 real peers come last, two at a time as well: none may count what belongs to the machine, or wait by a tight clock.
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import gc
 import inspect
 import os
 import sys
@@ -24,7 +27,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import hypothesis
 import pytest
@@ -40,10 +43,15 @@ os.environ.pop("DIPACO_TICKET", None)
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
 
+# Importing and collecting makes no garbage, and looking for some took a quarter of the time.
+gc.disable()
+
 MARK = "DIPACO_TEST_SESSION"
 POLL_S = 0.05
 LIMIT_S = 7200.0
 """The virtual time of one test."""
+SIGNATURES = 1024
+"""Of each peer, that are remembered."""
 PROC = Path("/proc")
 PLAYED_ONCE = ("made", "finished")
 """Fixtures that play a whole run for the tests of several files, which only read it."""
@@ -63,6 +71,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
             _keep_together(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """All is imported and collected by now, also where others run the tests."""
+    gc.freeze()
+    gc.enable()
 
 
 def _keep_together(item: pytest.Function) -> None:
@@ -123,6 +138,25 @@ def no_sync() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signatures_are_checked_once() -> Iterator[None]:
+    """Every peer of a run in one process checks the same records. What is not a signature raises each time."""
+    from dipaco_p2p.protocol import signing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signing, "_key_of", functools.lru_cache(_Checked))
+        yield
+
+
+class _Checked:
+    """A peer's key that remembers what it found to be signed by it."""
+
+    def __init__(self, peer: Any) -> None:
+        from dipaco_p2p.protocol.signing import Ed25519PublicKey, public_key_of
+
+        self.verify = functools.lru_cache(SIGNATURES)(Ed25519PublicKey.from_public_bytes(public_key_of(peer)).verify)
 
 
 def join_crew(run: str | None) -> IO[bytes] | None:

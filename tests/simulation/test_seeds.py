@@ -20,6 +20,9 @@ SEEDS = (1, 2, 3, 4)
 RARE = {"mandate: granted by a member", "mirror: branch left, contributions not submitted again"}
 """They need a partition of the right length, or a coordinator that is away while a group dies: few seeds meet them."""
 
+plays_seeds = pytest.mark.xdist_group("seeds")
+"""In one worker: what is played is kept in its process, and another one would play all of it again."""
+
 
 @functools.cache
 def played(seed: int, faults: tuple[str, ...] = tuple(FAULTS)) -> Result:
@@ -27,6 +30,7 @@ def played(seed: int, faults: tuple[str, ...] = tuple(FAULTS)) -> Result:
 
 
 @pytest.mark.slow
+@plays_seeds
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_promise_is_broken(seed: int) -> None:
     assert list(map(str, played(seed).broken)) == []
@@ -38,6 +42,7 @@ def test_a_run_without_faults_comes_to_its_end_soon() -> None:
 
 
 @pytest.mark.slow
+@plays_seeds
 def test_all_but_the_rarest_fault_points_are_passed_by_a_few_seeds() -> None:
     points = sum((played(seed).points for seed in SEEDS), Counter[str]())
     assert {point for point in fault_points() if not points[point]} <= RARE

@@ -362,7 +362,7 @@ class Kept:
 @call(
     "mirror.contribution",
     by=MIRRORS,
-    refuses=(Reason.NOT_LEADER, Reason.PAYLOAD_MISSING, Reason.WRONG_RUN, Reason.WRONG_MODULE),
+    refuses=(Reason.NOT_LEADER, Reason.PAYLOAD_MISSING, Reason.WRONG_RUN, Reason.WRONG_MODULE, Reason.FULL),
 )
 class KeepContribution(ChainRequest[Kept]):
     """Have it on disk before there is a receipt."""

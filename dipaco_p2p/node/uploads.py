@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections import Counter, OrderedDict
@@ -84,12 +83,16 @@ class Uploads:
             for one in sorted(uploads, key=self._ranks(uploads, _bytes), reverse=True):
                 if freed >= wanted_bytes:
                     break
-                with contextlib.suppress(FileNotFoundError):
-                    if length := one.path.stat().st_blocks * 512:  # else its first bytes may be what needs the room
-                        one.path.unlink()  # not aside: the room is needed at once
-                        freed += length
-                        self._drop(one)
+                if length := _disk_bytes(one.path):  # else its first bytes may be what needs the room
+                    one.path.unlink(missing_ok=True)  # not aside: the room is needed at once
+                    freed += length
+                    self._drop(one)
         return freed
+
+    def unnamed_bytes(self) -> int:
+        """How much `free` could make room for."""
+        with self._lock:
+            return sum(_disk_bytes(one.path) for one in (*self._whole(), *self._unfinished()))
 
     async def _accept(self, sender: PeerId, name: str, size: int) -> _Sink:
         if not is_digest(name) or not 0 < size <= self._size_max:
@@ -252,6 +255,13 @@ class _Upload:
 
 def _bytes(one: _Upload) -> int:
     return one.size
+
+
+def _disk_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:  # another thread has finished or dropped it
+        return 0
 
 
 def _found(path: Path) -> _Upload:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -39,14 +39,13 @@ from .kept_appraisals import Appraiser, copy_kept, measure_nothing, names_of, re
 from .originals import Originals
 from .outer_state import KeptState
 from .rollback import due_after, undo_again
-from .room import surplus
+from .room import Room, surplus
 from .timing import Timing
 from .version import Admitted, Made, PayloadLost, made_and_kept, make_again, stored
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-RECOVER_TRIES, RETRY_S = 3, 0.5
 
 
 class Chains:
@@ -61,6 +60,7 @@ class Chains:
         """This peer's own judge."""
         self.earlier: frozenset[PeerId] = frozenset(node.run.manifest.workers)
         """Whose work the stage before counts."""
+        self.room = Room(node, lambda: (chain.ledger for chain in self._chains.values()), is_proven=self.is_proven)
         self.kept: Callable[[ModuleId], Sequence[Sealed[ModuleVersion]]] = lambda module: ()
         """The chain of a module as this peer keeps it for others (keeper.py), also of those that it does not follow."""
 
@@ -130,7 +130,7 @@ class ModuleChain:
         """Before a receipt for a contribution that is admitted or counted: it says that it is on this disk, but a
         version that we took over ready made came without what it counts. Raises Refused without the payload."""
         is_final = self.ledger.counted.get(sealed.id, math.inf) <= self.ledger.final
-        if not is_final and not self._keeps(sealed.id):
+        if not is_final and not self.keeps(sealed.id):
             if self.node.store.size(sealed.document.payload.digest) is None:
                 raise Refused("upload the payload first", reason=Reason.PAYLOAD_MISSING)
             self.add(sealed)
@@ -253,29 +253,6 @@ class ModuleChain:
         async with self._lock:  # others may have had their turn before
             return await as_long_as(require, work, self.node.clock)
 
-    async def recover(self, contributions: Collection[str]) -> set[str]:
-        """Look for contributions that we lack, or whose payload: others of the group kept them. What nobody gave."""
-        lacking = {id_ for id_ in contributions if not self._keeps(id_)}
-        for peer in sorted(self.node.watch.heartbeats) if lacking else ():
-            if peer == self.node.peer or not lacking:
-                continue
-            try:
-                kept = await RemoteLedger(self.node, peer, self.module).kept()
-            except DipacoError as error:
-                log.info("%s: ...%s does not say what it keeps: %s", self.module, short(peer), error)
-                continue
-            await self._copy([sealed for sealed in kept if sealed.id in lacking], peer)
-            lacking = {id_ for id_ in lacking if not self._keeps(id_)}
-        return lacking
-
-    async def recover_payload(self, sealed: Sealed[Contribution]) -> bool:
-        """Have a payload once more that this disk has lost; whether somebody gave it."""
-        for _ in range(RECOVER_TRIES - 1):  # what has a receipt must not be lost with a message
-            if not await self.recover({sealed.id}):
-                return True
-            await self.node.clock.sleep(RETRY_S)
-        return not await self.recover({sealed.id})
-
     def note_final(self, version: int, signature: str) -> None:
         """The leader says that the coordinator has cosigned the version after the final ones. Of a later one this says
         nothing of those before it: the coordinator may have signed other documents of the same parameters."""
@@ -391,7 +368,7 @@ class ModuleChain:
     def _admitted(self, contribution: str) -> Admitted:
         """A contribution that a version counts: it must be here, and one that may count."""
         sealed = self.ledger.kept.get(contribution)
-        if sealed is None or not self._keeps(contribution):
+        if sealed is None or not self.keeps(contribution):
             raise Refused(f"contribution {contribution[:8]} is not here", reason=Reason.CONTRIBUTION_MISSING)
         rules = admission_rules(self.node.run, self.ledger, contributed={})
         verdict = judge(sealed.document, sender=sealed.document.author, contribution_id=sealed.id, rules=rules)
@@ -399,7 +376,7 @@ class ModuleChain:
             raise Refused(f"contribution {contribution[:8]} may not count: {verdict.detail}", reason=verdict.reason)
         return stored(self.node.run, self.node.store, self.module, sealed)
 
-    def _keeps(self, contribution: str) -> bool:
+    def keeps(self, contribution: str) -> bool:
         """Whether a contribution is here with its payload."""
         sealed = self.ledger.kept.get(contribution)
         return sealed is not None and self.node.store.size(sealed.document.payload.digest) is not None
@@ -419,7 +396,7 @@ class ModuleChain:
             self._require_led_by(led_by)
         for sealed in shown:
             self.append_vouched(sealed)
-        await self._copy(kept, remote.peer)
+        await self.copy(kept, remote.peer)
         if not self.keeps_everything:
             await copy_kept(self.node, [one for one in shown if one.document.version > ledger.final], remote.peer)
         for sealed in theirs[len(shown) :]:
@@ -463,12 +440,14 @@ class ModuleChain:
         self.lost.update(ledger.open)
         reach("mirror: branch left, contributions not submitted again")
 
-    async def _copy(self, contributions: Iterable[Sealed[Contribution]], peer: PeerId) -> None:
-        """Keep what another holder keeps and we lack, so that two have it again."""
+    async def copy(self, contributions: Iterable[Sealed[Contribution]], peer: PeerId) -> None:
+        """Keep what another holder keeps and we lack, so that two have it again; of strangers' work so much as there is
+        room for: whoever keeps it offers it to the module's leader."""
         for sealed in contributions:
-            if sealed.document.module != self.module or self._keeps(sealed.id):
+            if sealed.document.module != self.module or self.keeps(sealed.id):
                 continue
             try:
+                self.chains.room.require_share(sealed)
                 await fetch_kept(self.node, sealed.document.payload, holders=[peer])
                 self.add(sealed)
             except DipacoError as error:

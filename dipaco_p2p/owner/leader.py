@@ -34,9 +34,9 @@ from ..protocol.versions import Branch, Known
 from .chain import ModuleChain
 from .expelling import Expelling
 from .intake import Intake, Measured, receipt_for, require_claim
+from .recovery import recover_payload
 from .replication import Replication, tried
 from .rollback import due, prepare, undo
-from .room import require_room
 from .takeover import Takeover
 from .telling import told_paths, told_round, told_version
 from .trials import Trials
@@ -229,7 +229,9 @@ class Leader:
         if not is_promised:
             refused = self.trials.refused_lately() + self.trials.caught(self._intake.works)
             await require_claim(self._node, self._intake, sealed.document, self._chain.timing, refused)
-            require_room(self._node, self._ledger)
+            self._chain.chains.room.require_signed(self._ledger)
+        self._chain.chains.room.require_share(sealed, host=None if is_promised else self._node.swarm.host(sender))
+        self._node.store.keep(sealed.document.payload, measured.payload)  # to make room it may have been dropped
         self._intake.require_original(sealed, measured, has_receipt=is_promised)
         with tried(self._chain, sealed, stays=lambda: self._intake.has(sealed.id) or not self.is_leading):
             custody = await self._keep(sealed, measured.payload)
@@ -381,7 +383,7 @@ class Leader:
                 log.warning("%s: a payload cannot be read any more: %s", self.module, lost)
                 sealed = admitted[lost.contribution].sealed
                 # A disk that loses it again would do so for ever.
-                if sealed.id in recovered or not await self._chain.recover_payload(sealed):
+                if sealed.id in recovered or not await recover_payload(self._chain, sealed):
                     self._intake.expel(sealed)
                     self._chain.expire(sealed, Reason.PAYLOAD_LOST)
                 recovered.add(sealed.id)
@@ -487,7 +489,7 @@ class Leader:
             try:
                 measured = await self._measure(sealed)
             except PayloadLost:
-                await self._chain.recover_payload(sealed)
+                await recover_payload(self._chain, sealed)
                 measured = await self._measure(sealed)
             self._intake.judge(sealed.document.author, sealed, norm=measured.norm)
         except (Refused, PayloadLost) as error:

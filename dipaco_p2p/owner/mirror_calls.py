@@ -30,7 +30,7 @@ from ..node.items import Page, items_reply
 from ..node.node import fetch_in_time
 from ..node.shardings import learn_attached
 from ..program.tasks import done_or_later
-from ..protocol.documents import BlobRef, Contribution, Custody, Grant, ModuleVersion
+from ..protocol.documents import BlobRef, Contribution, Custody, Grant, ModuleVersion, Sealed
 from ..protocol.expulsion import Charge
 from ..protocol.gate import Appraisal
 from ..protocol.reasons import Reason
@@ -41,7 +41,6 @@ from ..topology import ModuleId
 from .chain import Chains, ModuleChain
 from .expelling import vote_on
 from .module_calls import learn_mandate, module_of_run
-from .room import require_room
 from .sources import is_relayed
 
 log = logging.getLogger(__name__)
@@ -62,6 +61,8 @@ class MirrorCalls:
         """Payloads on their way from their authors, by digest,"""
         self._coming_bytes = 0
         """and their sizes in all."""
+        self._counted: dict[ModuleId, frozenset[str]] = {}
+        """What the last version counts that a leader brought."""
 
     def serve(self) -> None:
         """Answer from now on."""
@@ -124,8 +125,8 @@ class MirrorCalls:
         chain = await self._seen(sender, request)
         learn_attached(self._node, request.sharding)
         require_same(request.contribution.document.module, request.module)
-        if not chain.keeps_everything and request.contribution.id not in chain.ledger.kept:
-            require_room(self._node, chain.ledger)
+        if request.contribution.id not in chain.ledger.kept:
+            self._require_room(chain, request.contribution)
         try:
             chain.keep_contribution(sender, request.contribution)
         except Refused as refused:
@@ -134,6 +135,18 @@ class MirrorCalls:
             await self._fetch_payload(sender, request.contribution.document)
             chain.keep_contribution(sender, request.contribution)
         return Kept(custody=Custody.sign(self._node.swarm.signer, request.contribution.id))
+
+    def _require_room(self, chain: ModuleChain, sealed: Sealed[Contribution]) -> None:
+        """Raise Refused if the disk has no room for this one; what the leader's version counts may have most of it."""
+        payload, room = sealed.document.payload, chain.chains.room
+        if not chain.keeps_everything:
+            room.require_signed(chain.ledger)
+        coming_bytes = self._coming_bytes - (payload.size if payload.digest in self._coming else 0)
+        is_counted = sealed.id in self._counted.get(chain.module, ())
+        try:
+            room.require_share(sealed, is_counted=is_counted, coming_bytes=coming_bytes)
+        except Refused as refused:  # for a reason in the work: a mirror that is always busy seems deaf to its leader
+            raise Refused(str(refused), reason=Reason.FULL) from None
 
     async def _fetch_payload(self, leader: PeerId, document: Contribution) -> None:
         """From its author, or every contribution would go over the leader's line once for each mirror. Raises Refused:
@@ -170,6 +183,8 @@ class MirrorCalls:
     async def _on_version(self, sender: PeerId, request: KeepVersion) -> Cosigned:
         chain = await self._seen(sender, request)
         require_same(request.version.document.module, request.module)
+        chain.require_leader(sender)
+        self._counted[chain.module] = frozenset(share.contribution for share in request.version.document.shares)
         signature = await chain.keep_version(sender, request.version)
         chain.note_final(request.final, request.final_signature)
         return Cosigned(cosignature=signature)

@@ -17,6 +17,7 @@ from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId, short
 from .chain import ModuleChain
 from .kept_appraisals import read_kept
+from .recovery import recover
 
 AHEAD = 4
 """Versions whose contributions are brought to a holder that was away while it makes an earlier one again."""
@@ -196,7 +197,7 @@ class Replica:
     async def _bring_work_of(self, sealed: Sealed[ModuleVersion]) -> None:
         """Raises _Lacking if nobody has it."""
         async with self._bringers:
-            await self._chain.recover({share.contribution for share in sealed.document.shares})
+            await recover(self._chain, {share.contribution for share in sealed.document.shares})
             try:
                 await read_kept(self._node, sealed.document, holders=sorted(self._node.watch.heartbeats))
             except Refused as refused:

@@ -17,7 +17,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from ..errors import BlobMissing, DipacoError, SwarmError, Unreachable
+from ..errors import BlobMissing, DipacoError, Refused, SwarmError, Unreachable
 from ..node.ledger import KEPT_MAX, RemoteLedger
 from ..node.node import fetch
 from ..program.tasks import in_time
@@ -152,6 +152,11 @@ class Takeover:
         for sealed in itertools.chain(*listed.values()):
             asked = [peer for peer in holders[sealed.id] if peer not in in_vain]
             if not asked or self._is_here(sealed) or self._node.clock.now_s() >= end_s:
+                continue
+            try:
+                self._chain.chains.room.require_share(sealed)
+            except Refused as refused:  # who keeps it offers it later
+                log.info("%s: %s is not taken over: %s", self._chain.module, sealed.id[:8], refused)
                 continue
             try:
                 self._node.store.put(await self._fetch_patiently(sealed.document.payload, asked, end_s))

@@ -27,7 +27,7 @@ class Reason(StrEnum):
     NORM = "norm"
     COMPLETE = "complete"
     FULL = "full"
-    """The version counts as many contributions of this path as it may."""
+    """The version counts as many contributions of this path as it may; or a mirror has no room for more strangers'."""
     UNCLAIMED = "unclaimed"
     """Its author's newest claim is not one of the path."""
     COVERED = "covered"

@@ -23,6 +23,7 @@ async def test_owners_take_no_further_work_before_their_disks_are_full_of_what_i
 ) -> None:
     async with of_group(tmp_path) as (world, group, author):
         reserve = RESERVE_PATHS * path_bytes_max(world.run)
+        await make_versions(world, group.leader, author)  # its author has worked
         monkeypatch.setattr(files.disk, "free_bytes", lambda folder, *, wanted: wanted - 1)
         await make_versions(world, group.leader, author, 4, seed=1)  # the coordinator signs each
         await eventually(lambda: group.leader.ledger.final == group.leader.ledger.head.version)

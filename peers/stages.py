@@ -28,10 +28,11 @@ from dipaco_p2p.node.stages import Stages, fetch_stages, stages_after
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.owner.chain import Chains
+from dipaco_p2p.owner.granting import Electing
 from dipaco_p2p.owner.judge import Judge, Measure
 from dipaco_p2p.owner.keeper import FOLDER as KEEP_FOLDER
 from dipaco_p2p.owner.keeper import Keeper, Kept
-from dipaco_p2p.owner.leadership import Electing, Leadership
+from dipaco_p2p.owner.leadership import Leadership
 from dipaco_p2p.program.console import log_to
 from dipaco_p2p.program.curves import Curves, Subject
 from dipaco_p2p.program.history import HISTORY_NAME, History, read_history

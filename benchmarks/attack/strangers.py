@@ -32,8 +32,9 @@ from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.chain import Chains
+from dipaco_p2p.owner.granting import Electing
 from dipaco_p2p.owner.intake import Intake
-from dipaco_p2p.owner.leadership import Electing, Leadership
+from dipaco_p2p.owner.leadership import Leadership
 from dipaco_p2p.protocol.documents import Contribution, Custody, ModuleVersion, unseal
 from dipaco_p2p.protocol.liveness import Claim, Heartbeat
 from dipaco_p2p.protocol.norms import Norms

@@ -33,7 +33,8 @@ from dipaco_p2p.node.stages import fetch_stages
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.chain import Chains, ModuleChain
 from dipaco_p2p.owner.follower import Follower
-from dipaco_p2p.owner.leadership import Electing, Leadership
+from dipaco_p2p.owner.granting import Electing
+from dipaco_p2p.owner.leadership import Leadership
 from dipaco_p2p.program.tasks import keep_going
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s

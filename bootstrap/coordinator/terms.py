@@ -19,7 +19,7 @@ from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.calls import Adopt, Granted
 from dipaco_p2p.node.node import CALL_TIMEOUT_S
 from dipaco_p2p.owner.archive import ArchiveChains
-from dipaco_p2p.owner.leadership import Granting
+from dipaco_p2p.owner.granting import Granting
 from dipaco_p2p.owner.module_calls import learn_mandate, module_of_run
 from dipaco_p2p.protocol.documents import Grant, Sealed
 from dipaco_p2p.protocol.owners import runs_ahead
@@ -27,6 +27,8 @@ from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.rounds import PATIENCE
 from dipaco_p2p.protocol.signing import PeerId, short
 from dipaco_p2p.topology import ModuleId
+
+from .coups import Coups
 
 QUIET_HEARTBEATS = 2.0
 QUIET_S_MIN = 30.0
@@ -56,6 +58,9 @@ class Terms(Granting):
         self._node = node = chains.node
         self._deposed = on_deposed
         self._granting = asyncio.Lock()
+        self._coups = Coups(node)
+        self._usurpers: set[PeerId] = set()
+        """Who has deposed a leader that lived: in no group of ours any more, for a member could do so again."""
         self._was_open = any(node.mandates.term(module) for module in node.run.topology.modules())
         self._met_s: float | None = None
         """When a restarted seed first saw a volunteer."""
@@ -96,8 +101,14 @@ class Terms(Granting):
 
     async def obtain(self, module: ModuleId, *, mirrors: tuple[PeerId, ...]) -> None:
         if self.takes_back(module):  # the last group was its leader's choice
+            if (coup := self._coups.of(module)) is not None:
+                self._usurpers.add(coup.by)
             mirrors = self._with_ours(module, self._node.peer, ())
+        mirrors = self._loyal(mirrors)
         await self.grant(self._node.peer, module, term=self._node.mandates.term(module) + 1, mirrors=mirrors)
+
+    def look(self, module: ModuleId) -> None:
+        self._coups.look(module)
 
     def takes_back(self, module: ModuleId) -> bool:
         """Whether the module's leader has made no version for longer than any round takes, while others were there and
@@ -139,12 +150,14 @@ class Terms(Granting):
     def _reached(self, module: ModuleId) -> int:
         return self._chains[module].ledger.head.version
 
-    def _is_usurped(self, module: ModuleId, leader: PeerId) -> bool:
-        """Whether a member of a group that has never worked leads without our grant. While we live that is not for the
-        group to say; whoever has worked meanwhile may go on, as after a partition."""
+    def _is_usurped(self, module: ModuleId, leader: PeerId, *, is_certain: bool = True) -> bool:
+        """Whether `leader` leads without our grant, and a member gave it the module that has never worked, or has
+        deposed a leader that lives. While we live that is not for the group to say; whoever has worked may go on where
+        nobody else does, as after a partition."""
         mandate = self._node.mandates.newest(module)
         is_granted_by_group = len(mandate) > 1 and mandate[-1].document.leader == leader
-        return is_granted_by_group and self._is_stranger(leader) and not self.is_catching_up
+        is_wrong = self._is_stranger(leader) or self._coups.of(module, is_certain=is_certain) is not None
+        return is_granted_by_group and is_wrong and not self.is_catching_up
 
     def _is_stranger(self, peer: PeerId) -> bool:
         """Whether the last versions count no work of it: it could stop a module, so it gets none while we live. Nor
@@ -203,6 +216,8 @@ class Terms(Granting):
     async def _require_turn(self, module: ModuleId, peer: PeerId) -> None:
         """Raises Refused while somebody else should lead: anybody may ask, and ahead of those who know the module."""
         watch, ledger, newest = self._node.watch, self._chains[module].ledger, self._node.mandates.grant(module)
+        if self._is_usurped(module, peer, is_certain=False):
+            raise Refused(f"a group gives {module} to nobody while this seed node lives", reason=Reason.NOT_LEADER)
         if newest is not None and newest.leader == peer:
             return
         if self._is_stranger(peer):
@@ -234,7 +249,8 @@ class Terms(Granting):
         a leader that chose all mirrors would hear only itself. Nobody else can tell whom we choose, so no key can be
         made for it."""
         node, mirrors_max = self._node, self._node.run.config.rounds.owners - 1
-        alive = {peer for peer in node.watch.volunteers() if node.watch.heartbeats[peer].owns} - {leader}
+        alive = {peer for peer in node.watch.volunteers() if node.watch.heartbeats[peer].owns}
+        alive -= {leader, *self._usurpers}
         last, ours = node.mandates.grant(module), self._chosen.get(module)
         if ours is not None and last is not None and last.leader == leader and ours in last.mirrors:
             self._deaf[module] |= {ours} - set(mirrors)  # it takes nothing, says its leader: somebody else, then
@@ -255,6 +271,9 @@ class Terms(Granting):
             self._chains.doubt(module)  # a leader could have mirrors chosen until one is its friend
         return (ours, *(peer for peer in mirrors if peer != ours))[:mirrors_max]
 
+    def _loyal(self, mirrors: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+        return tuple(peer for peer in mirrors if peer not in self._usurpers)
+
     async def _on_adopt(self, sender: PeerId, request: Adopt) -> Granted:
         module, mirrors = module_of_run(self._node, request.module), request.mirrors
         if len({sender, *mirrors}) <= len(mirrors):
@@ -263,7 +282,7 @@ class Terms(Granting):
         await self._see(module, sender, request.mandate)
         if not self._is_granted(module, sender, request.term):  # else the answer was lost
             await self._require_turn(module, sender)
-            mirrors = self._with_ours(module, sender, mirrors)
+            mirrors = self._with_ours(module, sender, self._loyal(mirrors))
             await self.grant(sender, module, term=request.term, mirrors=mirrors)
         return Granted(grant=self._node.mandates.newest(module)[-1])
 
@@ -280,5 +299,7 @@ class Terms(Granting):
 
     async def _see(self, module: ModuleId, sender: PeerId, shown: Sequence[Sealed[Grant]]) -> None:
         """The newest grant that the asker knows may be newer than ours: given by a group while we were away."""
+        self.look(module)
         if shown and not self._node.mandates.believes(module, shown[-1]):
             await learn_mandate(self._node, module, sender)
+        self.look(module)

@@ -12,13 +12,11 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from typing import Protocol
 
 from ..errors import DipacoError, IntegrityError, Refused, SwarmError
-from ..node.calls import Adopt, Take
+from ..node.calls import Take
 from ..node.ledger import RemoteLedger
-from ..node.node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, Member, ask
-from ..program.files import reach
+from ..node.node import CALL_TIMEOUT_S, CONTROL_TIMEOUT_S, ask
 from ..protocol import owners
 from ..protocol.documents import Grant
 from ..protocol.liveness import heartbeat_interval_s
@@ -26,6 +24,7 @@ from ..protocol.reasons import NOTED, Reason
 from ..protocol.signing import PeerId, short
 from ..topology import ModuleId
 from .chain import Chains, ModuleChain
+from .granting import Granting
 from .leader import Leader
 from .mirror_calls import MirrorCalls
 from .module_calls import ModuleCalls
@@ -59,6 +58,8 @@ class Leadership:
         """The last term that we asked for in this process's life."""
         self._groups: dict[ModuleId, tuple[PeerId, ...]] = {}
         """Who owned it before our grant."""
+        self._declined: dict[ModuleId, set[PeerId]] = defaultdict(set)
+        """Whom the coordinator did not want as mirrors when we last asked: else we would ask again at each look."""
         self._silent_s: dict[PeerId, float] = {}
         """Since when mirrors of ours are not heard of."""
         self._followed: dict[ModuleId, PeerId] = {}
@@ -182,7 +183,7 @@ class Leadership:
         is_over = last is not None and last.term < self.chains[module].ledger.head.term  # by a member banned since
         if last is None or is_over or (last.leader, last.term) != (self._node.peer, self._asked.get(module)):
             self._groups[module], self._asked[module] = last_group, mandates.term(module) + 1
-            await self._granting.obtain(module, mirrors=self._mirrors(module, last_group))
+            await self._obtain(module, self._mirrors(module, last_group))
             self._asked[module] = mandates.term(module)
         waited_s = self._node.clock.now_s() - self._begins(module)
         leader = Leader(self.chains[module])
@@ -220,6 +221,7 @@ class Leadership:
         if leading is None and module not in self._node.watch.concerns.watched:
             return
         try:
+            self._granting.look(module)
             if self.chains[module].ledger.head.version > self._node.run.rounds:
                 await self._end_early(module)
             elif leading is None:
@@ -287,13 +289,19 @@ class Leadership:
 
     async def _renew(self, leader: Leader) -> None:
         """Fill the gap of a mirror that is gone, or takes nothing, in a new term."""
-        mirrors = self._mirrors(leader.module, leader.grant.mirrors, without=leader.deaf)
+        unwanted = leader.deaf | self._declined[leader.module]
+        mirrors = self._mirrors(leader.module, leader.grant.mirrors, without=unwanted)
         if not self._is_worth_a_term(leader.grant.mirrors):
             return
         if set(mirrors) != set(leader.grant.mirrors) and not leader.is_complete:
-            await self._granting.obtain(leader.module, mirrors=mirrors)
+            await self._obtain(leader.module, mirrors)
             await leader.renew()
             self._say_group(leader)
+
+    async def _obtain(self, module: ModuleId, mirrors: tuple[PeerId, ...]) -> None:
+        await self._granting.obtain(module, mirrors=mirrors)
+        grant = self._node.mandates.grant(module)
+        self._declined[module] = set(mirrors).difference(grant.mirrors if grant is not None else ())
 
     def _is_worth_a_term(self, present: tuple[PeerId, ...]) -> bool:
         """Not while a mirror has only just fallen silent: its heartbeat may be late, and every term costs calls."""
@@ -436,65 +444,3 @@ class Leadership:
         if module not in self._leaders:
             raise Refused(f"{module} is not led here", reason=Reason.NOT_LEADER)
         return self._leaders[module]
-
-
-class Granting(Protocol):
-    """How a peer comes to lead."""
-
-    async def obtain(self, module: ModuleId, *, mirrors: tuple[PeerId, ...]) -> None:
-        """Have a new term of `module` granted to us, with these mirrors; the node's mandates know it then.
-
-        Raises DipacoError if nobody who may grants it.
-        """
-
-    def takes_back(self, module: ModuleId) -> bool:
-        """Whether we should lead though somebody else does."""
-        return False
-
-
-class Electing(Granting):
-    """A volunteer's way: ask a seed node; if none answers, and nobody else's head lives, grant it ourselves as a member
-    of the last group."""
-
-    def __init__(self, node: Member) -> None:
-        self._node = node
-
-    async def obtain(self, module: ModuleId, *, mirrors: tuple[PeerId, ...]) -> None:
-        mandates, watch, me = self._node.mandates, self._node.watch, self._node.peer
-        problem: SwarmError | None = None
-        for seed in watch.coordinators():
-            try:
-                await self._ask(seed, module, mirrors)
-                return
-            except SwarmError as error:
-                log.info("no seed node grants %s: %s", module, error)
-                problem = error
-            except Refused:
-                await self._catch_up(seed, module)
-                raise
-        await watch.read_heads(module)  # to ask took a while, and whoever told us to take it may be wrong
-        leader, newest = watch.leader(module), mandates.grant(module)
-        if leader not in (None, me) and (newest is None or newest.leader != me):
-            # Perhaps that slow seed itself: whoever lives is not deposed. One that granted us the module gave it up.
-            raise problem or Refused(f"{module} is led by ...{short(leader)}, which is alive", reason=Reason.NOT_LEADER)
-        mandates.grant_next(self._node.swarm.signer, module, leader=me, mirrors=mirrors)
-        reach("mandate: granted by a member")
-
-    async def _ask(self, seed: PeerId, module: ModuleId, mirrors: tuple[PeerId, ...]) -> None:
-        node = self._node
-        request = Adopt(
-            module=module,
-            term=node.mandates.term(module) + 1,
-            mirrors=mirrors,
-            mandate=tuple(node.mandates.newest(module)[-1:]),
-        )
-        sealed = (await ask(node, seed, request, timeout_s=CONTROL_TIMEOUT_S)).grant
-        if sealed.document.leader != self._node.peer or not node.mandates.believes(module, sealed):
-            raise IntegrityError("an archive that grants to another, or without the coordinator's signature")
-
-    async def _catch_up(self, seed: PeerId, module: ModuleId) -> None:
-        """It refused: perhaps it knows of a newer term."""
-        try:
-            await self._node.watch.mandate_news.learn(module, seed)
-        except (SwarmError, Refused, IntegrityError) as error:
-            log.info("the seed node does not say who leads %s: %s", module, error)

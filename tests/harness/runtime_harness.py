@@ -26,9 +26,10 @@ from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import CLAIM_LOOK_S
 from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
 from dipaco_p2p.owner.chain import Chains, ModuleChain
+from dipaco_p2p.owner.granting import Electing
 from dipaco_p2p.owner.judge import Judge, Measure, Repeat
 from dipaco_p2p.owner.leader import Leader
-from dipaco_p2p.owner.leadership import Electing, Leadership
+from dipaco_p2p.owner.leadership import Leadership
 from dipaco_p2p.protocol.documents import Contribution, Receipt, Sealed, seal, unseal
 from dipaco_p2p.protocol.liveness import Heartbeat, heartbeat_interval_s
 from dipaco_p2p.protocol.reasons import Reason

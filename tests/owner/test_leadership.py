@@ -195,13 +195,13 @@ async def test_whoever_takes_over_while_it_copies_payloads_takes_no_version_more
         for member in (leader, mirror):
             grant = granted(world.run, MODULE, term=2, leader=leader.peer, mirrors=(mirror.peer,))
             assert member.node.mandates.believes(MODULE, grant)
-        copy = mirror.chain._copy
+        copy = mirror.chain.copy
 
         async def copy_slowly(contributions: Any, peer: Any) -> None:
             await copy(contributions, peer)
             mirror.node.mandates.believes(MODULE, granted(world.run, MODULE, term=3, leader=mirror.peer))
 
-        mirror.chain._copy = copy_slowly  # type: ignore[method-assign]
+        mirror.chain.copy = copy_slowly  # type: ignore[method-assign]
         with pytest.raises(Refused) as caught:
             await mirror.chain.welcome(leader.peer)
         assert caught.value.reason == Reason.NOT_LEADER

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import INVITE, NEWER_HINT
 from ..errors import ConfigError, IntegrityError, Refused, WrongRun
@@ -59,9 +59,17 @@ class Invitations:
         if len(self._shown) > SHOWN_MAX:
             del self._shown[next(iter(self._shown))]
 
-    def require(self, author: PeerId, *, has_worked: Callable[[PeerId], bool]) -> None:
-        """Raise Refused unless the run takes work of `author`, by the newest chain that we were shown."""
-        words = why_not(self._run, author, self._shown.get(author, ()), self._decrees.state, has_worked=has_worked)
+    def require(self, author: PeerId, has_worked: Callable[[PeerId], bool], *, promised: PeerId | None = None) -> None:
+        """Raise Refused unless the run takes work of `author`, by the newest chain that we were shown.
+
+        `promised` is who brings it and may have given a receipt, which a ban does not take back. The coordinator need
+        not show how its author was let in; of anybody else's word that is all that we can check, unless some chain
+        counts work of the author."""
+        decreed, is_invite = self._decrees.state, self._run.config.admission.policy == INVITE
+        if promised == self._run.manifest.author or (promised and is_invite and has_worked(author)):
+            return
+        decreed = replace(decreed, banned={}) if promised else decreed
+        words = why_not(self._run, author, self._shown.get(author, ()), decreed, has_worked=has_worked)
         if words:
             raise Refused(words, reason=Reason.UNINVITED)
 

@@ -161,22 +161,22 @@ class Leader:
     # -- what trainers ask
 
     async def contribute(
-        self, sender: PeerId, sealed: Sealed[Contribution], *, is_forwarded: bool = False, is_promised: bool = False
+        self, sender: PeerId, sealed: Sealed[Contribution], *, by: PeerId | None = None
     ) -> Sealed[Receipt]:
         """Admit a contribution whose payload is uploaded; raises Refused with the reason. Idempotent.
 
-        `is_forwarded`: not by its author; `is_promised`: by a peer that may have given a receipt for it."""
+        `by` says who forwards it: whoever owned the module may have given a receipt for it."""
         self._require_leading()
+        promised = by if by in self._node.mandates.peers(self.module) else None
         decreed = self._node.decrees.state
-        decreed = replace(decreed, banned={}) if is_promised else decreed  # a ban takes back no receipt
+        decreed = replace(decreed, banned={}) if promised else decreed  # a ban takes back no receipt
         self._intake.judge(sender, sealed, decreed=decreed)
         custody: tuple[Custody, ...] = ()
         if not self._intake.has(sealed.id):
             self.trials.require(sealed.document)
             with self._intake.arriving(sealed):
-                receive = partial(self._receive, sender, sealed, is_promised=is_promised)
-                custody = await self._coming.do(sealed.id, receive)
-            if not is_forwarded:
+                custody = await self._coming.do(sealed.id, partial(self._receive, sealed, promised))
+            if by is None:
                 self._chain.timing.arrived(sealed.document)
         else:
             self._chain.bring_back(sealed)
@@ -217,27 +217,27 @@ class Leader:
         if not self.is_leading:
             raise Refused(f"{self.module} is not led here any more", reason=Reason.NOT_LEADER)
 
-    async def _receive(self, sender: PeerId, sealed: Sealed[Contribution], *, is_promised: bool) -> tuple[Custody, ...]:
+    async def _receive(self, sealed: Sealed[Contribution], promised: PeerId | None) -> tuple[Custody, ...]:
         """Measure it, keep it, admit it; who holds it as well."""
-        if not is_promised:
-            self._node.invitations.require(sealed.document.author, has_worked=self._chain.chains.is_proven)
+        self._node.invitations.require(sealed.document.author, self._chain.chains.is_proven, promised=promised)
         try:
             measured = await self._measure(sealed)
         except PayloadLost:
             raise Refused("upload the payload first", reason=Reason.PAYLOAD_MISSING) from None
-        self._intake.judge(sender, sealed, norm=measured.norm)
-        if not is_promised:
+        self._intake.judge(sealed.document.author, sealed, norm=measured.norm)
+        if not promised:
             refused = self.trials.refused_lately() + self.trials.caught(self._intake.works)
             await require_claim(self._node, self._intake, sealed.document, self._chain.timing, refused)
             self._chain.chains.room.require_signed(self._ledger)
-        self._chain.chains.room.require_share(sealed, host=None if is_promised else self._node.swarm.host(sender))
+        host = None if promised else self._node.swarm.host(sealed.document.author)
+        self._chain.chains.room.require_share(sealed, host=host)
         self._node.store.keep(sealed.document.payload, measured.payload)  # to make room it may have been dropped
-        self._intake.require_original(sealed, measured, has_receipt=is_promised)
+        self._intake.require_original(sealed, measured, has_receipt=promised is not None)
         with tried(self._chain, sealed, stays=lambda: self._intake.has(sealed.id) or not self.is_leading):
             custody = await self._keep(sealed, measured.payload)
             async with self._lock:
                 self._require_leading()
-                self._intake.judge(sender, sealed)  # the round may have closed meanwhile
+                self._intake.judge(sealed.document.author, sealed)  # the round may have closed meanwhile
                 self._admit(sealed, measured.norm)
         return custody
 

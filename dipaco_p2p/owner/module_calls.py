@@ -73,11 +73,8 @@ class ModuleCalls:
         learn_attached(self._node, request.sharding)
         sealed = request.contribution
         owner = self._owner_of(sealed.document.module)
-        known = self._node.mandates.peers(owner.module)
-        with self._noting(sealed):  # who owned the module keeps what has a receipt, which a ban does not take back
-            author, is_promised = sealed.document.author, sender in known
-            receipt = await owner.contribute(author, sealed, is_forwarded=True, is_promised=is_promised)
-            return Receipted(receipt=receipt)
+        with self._noting(sealed):
+            return Receipted(receipt=await owner.contribute(sealed.document.author, sealed, by=sender))
 
     @contextlib.contextmanager
     def _noting(self, sealed: Sealed[Contribution]) -> Iterator[None]:

@@ -132,11 +132,19 @@ class Takeover:
                 log.warning("%s: ...%s does not say what it keeps: %s", self._chain.module, short(peer), error)
                 return
             left = max(KEPT_MAX - sum(map(len, listed.values())), 0)
-            listed[peer] = [sealed for sealed in kept if not self._is_here(sealed)][:left]
+            listed[peer] = [sealed for sealed in kept if self._may_take(peer, sealed)][:left]
 
         with contextlib.suppress(Unreachable):
             await in_time(asyncio.gather(*map(ask, order)), self._node.clock, LOST_TTLS * self._ttl_s, what="a list")
         return listed
+
+    def _may_take(self, peer: PeerId, sealed: Sealed[Contribution]) -> bool:
+        """Not of an author that nobody let in, as far as we know: until it shows how, its work stays where it is."""
+        with contextlib.suppress(Refused):
+            has_worked = self._chain.chains.is_proven
+            self._node.invitations.require(sealed.document.author, has_worked, promised=peer)
+            return not self._is_here(sealed)
+        return False
 
     def _is_here(self, sealed: Sealed[Contribution]) -> bool:
         return sealed.id in self._ledger.kept or sealed.id in self._ledger.counted

@@ -3,6 +3,7 @@ nobody on the chain is banned; of nobody else, whatever they show, and however g
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from dipaco_p2p.node import invitations as remembering
 from dipaco_p2p.node.invitations import Chain, invite
 from dipaco_p2p.node.node import Member, send
 from dipaco_p2p.owner.leader import Leader
+from dipaco_p2p.owner.takeover import Takeover
 from dipaco_p2p.protocol.documents import Contribution, seal
 from dipaco_p2p.protocol.invitations import LINKS_MAX, Invitation
 from dipaco_p2p.protocol.reasons import Reason
@@ -199,6 +201,61 @@ async def test_what_others_bring_counts_by_the_chain_that_its_author_showed(
 async def test_what_may_have_a_receipt_is_taken_from_whoever_may_have_given_it(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as stage:
         assert await forward(stage, ANNA, by=stage.world.seed.node) == "taken"
+
+
+@asynccontextmanager
+async def after_a_former_leader(folder: Path, admission: AdmissionConfig) -> AsyncIterator[tuple[Stage, Member]]:
+    """Who led the module before, and owns it no more; others would take its word that work has a receipt."""
+    async with World(folder, config=replace(tiny_config(rounds=9, owners=1), admission=admission)) as world:
+        former = world.leader(LEADER + 1)
+        await former.lead(MODULE)
+        await former.die(world)
+        await asyncio.sleep(3 * world.run.config.liveness.heartbeat_ttl_s)
+        leader = world.leader(LEADER)
+        leader.node.mandates.learn(MODULE, former.node.mandates.newest(MODULE))
+        stage = Stage(world, await leader.lead(MODULE))
+        stage.leader = leader
+        assert former.peer in leader.node.mandates.peers(MODULE) - set(stage.owner.grant.group)
+        yield stage, stage.node(LEADER + 1)
+
+
+async def test_nobody_s_word_lets_in_whom_nobody_invited(tmp_path: Path) -> None:
+    """Attack: a former owner forwarded work of keys that nobody had invited, as if it had a receipt."""
+    async with after_a_former_leader(tmp_path, AdmissionConfig(policy=INVITE)) as (stage, former):
+        assert await forward(stage, EVE, by=former) == Reason.UNINVITED
+        await stage.round_of(ANNA, stage.chain(ANNA))
+        stage.ban(ANNA)
+        assert await forward(stage, ANNA, by=former) == "taken", "a ban takes back no receipt"
+        await eventually(lambda: stage.owner.head.version == 2)
+        assert await forward(stage, BERT, by=former) == Reason.UNINVITED
+        stage.leader.node.invitations.learn(signer(BERT).peer, stage.chain(BERT))
+        assert await forward(stage, BERT, by=former) == "taken", "it is offered again, and BERT has shown how"
+
+
+async def test_nobody_s_word_lets_in_whom_a_list_does_not_name(tmp_path: Path) -> None:
+    peers = [signer(number).peer for number in (ANNA, LEADER, LEADER + 1)]
+    async with after_a_former_leader(tmp_path, AdmissionConfig(policy=LIST, peers=tuple(peers))) as (stage, former):
+        assert await forward(stage, EVE, by=former) == Reason.UNINVITED
+        assert await forward(stage, ANNA, by=former) == "taken"
+
+
+async def test_what_a_mirror_lists_to_the_next_leader_needs_an_invited_author(tmp_path: Path) -> None:
+    """Attack: a mirror told whoever took the module over that it kept work of keys that nobody had invited."""
+    config = replace(tiny_config(rounds=9), admission=AdmissionConfig(policy=INVITE))
+    async with World(tmp_path, config=config) as world:
+        stage = Stage(world, await world.leader(LEADER).lead(MODULE))
+        bad, later = world.leader(LEADER + 1), world.leader(LEADER + 2)
+        listed = []
+        for number, path in ((ANNA, PATHS[0]), (EVE, PATHS[1])):
+            document, payload = stage.work(number, path)
+            listed.append(seal(signer(number), document))
+            bad.node.store.put(payload)
+            bad.chain.add(listed[-1])
+        later.node.invitations.learn(signer(ANNA).peer, stage.chain(ANNA))
+        await later.node.watch.refresh()
+        takeover = Takeover(later.chain)
+        await takeover._take_open(await takeover._listed([bad.peer]))
+        assert list(later.chain.ledger.open) == [listed[0].id]
 
 
 async def test_a_list_lets_in_whom_it_names_and_nobody_hears_the_others(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import typer
 
 from benchmarks.report import JsonFile, run_benchmark, show, table, write_json
 from dipaco_p2p.canonical import digest
-from dipaco_p2p.owner.trials import AGAIN
+from dipaco_p2p.owner.auditing import AGAIN
 from dipaco_p2p.protocol import gate
 from dipaco_p2p.protocol.gate import Appraisal, Judged, Repetition
 from dipaco_p2p.protocol.reasons import Reason

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from functools import partial
 
-from ..canonical import digest
 from ..errors import DipacoError, Refused
 from ..node.calls import Appraise, GetDraw
 from ..node.node import CALL_TIMEOUT_S, ask, silent_s
@@ -33,13 +33,13 @@ from ..protocol.signing import PeerId, short, verify
 from ..protocol.standing import Standing
 from ..protocol.verdicts import Verdicts, in_order, require_drawn
 from ..topology import ModuleId
+from .auditing import AGAIN, ALONE_SHARE, RETRY_S, Audit, have_repeated, is_drawn, is_open
 from .chain import ModuleChain
 from .evidence import EVIDENCE_MAX
 from .intake import Key, key_of
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 1.0
 HEDGE_S, HEDGE_SHARE, DRAW_SHARE = 3.0, 0.1, 0.2
 """After so long, or so much of the time that a work may wait, without an answer somebody else is asked as well; and how
 much of it the other leaders' parts of its draw may take: the rest is for judges."""
@@ -47,29 +47,6 @@ SLOW_ROUNDS = 16
 """For so many rounds such a judge comes after all others: its line may be slow, and better used for its own work."""
 ASKING_MAX = 8
 """At once, about one work."""
-AGAIN = 0.1
-"""Of the works that an auditor could repeat, the share that another one repeats as well."""
-LATE_VERSIONS = 2
-"""An audit goes on for so many versions after the one that counts its work: so long its author has the states."""
-
-
-@dataclass(slots=True)
-class _Audit:
-    """Of a work: while it goes on, and until a version says what came of it."""
-
-    task: asyncio.Task[None]
-    said: Mapping[PeerId, Sealed[Appraisal]]
-    late: int = 0
-    """Versions that were made since its work was handed in."""
-    is_told: bool = False
-    """Whether the version that is being made tells of it."""
-
-    @property
-    def found(self) -> list[Sealed[Appraisal]]:
-        """What came of it after its work counted; nothing while auditors do not agree, or others are asked."""
-        found = [sealed for sealed in self.said.values() if sealed.document.repeated is not None]
-        is_open = gate.is_undecided if self.task.done() or self.late >= LATE_VERSIONS else gate.is_open
-        return found if self.late and not is_open([sealed.document for sealed in found]) else []
 
 
 class Trials:
@@ -98,7 +75,7 @@ class Trials:
         """For how many rounds judges come last."""
         self._refused: dict[Entry, int] = {}
         """Whose work was refused last when the module had which version."""
-        self._audits: dict[str, _Audit] = {}
+        self._audits: dict[str, Audit] = {}
         self._draws: dict[str, asyncio.Task[str]] = {}
         self._taken: dict[str, int] = {}
         """The works that were taken lately, and after which version."""
@@ -145,7 +122,7 @@ class Trials:
         self._taken[work] = self._chain.ledger.head.version
         if work not in self._draws:
             self._draws[work] = asyncio.create_task(self._joint_draw(sealed.document))
-            self._audits[work] = _Audit(asyncio.create_task(self._audit(sealed, said, until_s)), said)
+            self._audits[work] = Audit(asyncio.create_task(self._audit(sealed, said)), said)
             self._audits[work].task.add_done_callback(self._ended)
         task = self._asking[sealed.id] = asyncio.create_task(self._ask(sealed, said, until_s))
         task.add_done_callback(self._ended)
@@ -241,8 +218,7 @@ class Trials:
         """The round is over, and perhaps a version of it `is_made`."""
         audits, self._audits = self._audits, {}
         for work, audit in audits.items():
-            is_in_time = not audit.task.done() and audit.late < LATE_VERSIONS
-            if not (is_made and audit.is_told) and (is_in_time or audit.found):
+            if not (is_made and audit.is_told) and (audit.is_in_time or audit.found):
                 self._audits[work] = audit
                 audit.late += is_made
             else:
@@ -310,7 +286,7 @@ class Trials:
                 await self._answered(asking, said, silent)
             is_new = self._standing(document.author).is_on_probation(self._node.run.config.audited)
             if is_new and (audit := self._audits.get(document.work)) is not None:
-                while self._node.clock.now_s() < until_s and not audit.task.done() and _is_open(said):
+                while self._node.clock.now_s() < until_s and not audit.task.done() and is_open(said):
                     await done_or_later(audit.task, self._node.clock, RETRY_S)
         except Exception:  # what others sent may have led to a fault of ours, which must not make it count
             self._unheard.add(document.work)
@@ -373,54 +349,49 @@ class Trials:
             return [*willing[:missing], coordinator]
         return others[: max(missing, int(is_split))]
 
-    async def _audit(self, sealed: Sealed[Contribution], said: dict[PeerId, Sealed[Appraisal]], until_s: float) -> None:
-        """Have the work repeated if it is its turn, by one peer after the other until enough agree, and now and then
-        once more, since an auditor may not even have looked. It takes an auditor about as long as the author: each has
-        as long as a round waits, or twice as long as it may be given nothing; whoever repeats another work is asked
-        again later. What ends after the round is told of in a later version."""
-        document, asked, taken = sealed.document, set[PeerId](), set[PeerId]()
+    async def _audit(self, sealed: Sealed[Contribution], said: dict[PeerId, Sealed[Appraisal]]) -> None:
+        """Have the work repeated if it is its turn, and now and then once more, since an auditor may not even have
+        looked. What ends after the round is told of in a later version."""
+        document, clock = sealed.document, self._node.clock
+        limit_s, least_s = self._limit_s(), 2 * silent_s(self._node.run.config.rounds)
+        until_s = clock.now_s() + limit_s + max(limit_s, least_s)
         draw = await asyncio.shield(self._draws[document.work])
-        if not self._is_audited(document, draw):
-            return
-        least = 2 if _is_drawn(f"again {draw}", AGAIN) else 1
-        while sum(one.document.repeated is not None for one in said.values()) < least or _is_open(said):
-            now_s, limit_s = self._node.clock.now_s(), max(self._limit_s(), 2 * silent_s(self._node.run.config.rounds))
-            left = [judge for judge in self._candidates(document, draw) if judge not in asked]
-            if not left or now_s >= until_s + limit_s:
-                return
-            if (judge := next((one for one in left if one not in taken), None)) is None:
-                taken.clear()
-                await self._node.clock.sleep(RETRY_S)
-                continue
-            asked.add(judge)
-            try:
-                found = await self._audited(judge, sealed, max(until_s, now_s + limit_s))
-                verdicts = self._node.run.verdicts([], self._chain.ledger.standings)
-                if found is not None and verdicts.believes(found.document):
-                    said[judge] = found
-            except Refused:
-                asked.remove(judge)
-                taken.add(judge)
+        if self._is_audited(document, draw):
+            await have_repeated(
+                said,
+                partial(self._audited, sealed=sealed, until_s=until_s),
+                candidates=partial(self._candidates, document, draw),
+                late=lambda: self._audits[document.work].late,
+                least=2 if is_drawn(f"again {draw}", AGAIN) else 1,
+                alone_s=ALONE_SHARE * limit_s,
+                until_s=until_s,
+                clock=clock,
+            )
 
-    async def _audited(self, judge: PeerId, sealed: Sealed[Contribution], until_s: float) -> Sealed[Appraisal] | None:
-        """What comes of it when this one repeats the work; None if it does not, or not by then. Raises Refused if it
-        repeats another one now."""
-        while self._node.clock.now_s() < until_s:
+    async def _audited(
+        self, judge: PeerId, *, sealed: Sealed[Contribution], until_s: float
+    ) -> Sealed[Appraisal] | None:
+        """What comes of it when this one repeats the work, whenever that is; None if it does not, if it cannot have all
+        of it by then, or if its word does not count. Raises Refused if it repeats another one now."""
+        while True:
             try:
-                found = await self._appraised(judge, sealed, until_s, is_audit=True)
-                return found if found and found.document.repeated else None
+                found = await self._appraised(judge, sealed, math.inf, is_audit=True)
             except Refused as refused:
                 if refused.reason == Reason.FULL:
                     raise
-                if refused.reason not in (Reason.BUSY, Reason.PAYLOAD_MISSING):
+                is_missing = refused.reason == Reason.PAYLOAD_MISSING and self._node.clock.now_s() < until_s
+                if refused.reason != Reason.BUSY and not is_missing:
                     return None
-            await self._node.clock.sleep(RETRY_S)
-        return None
+                await self._node.clock.sleep(RETRY_S)
+            else:
+                verdicts = self._node.run.verdicts([], self._chain.ledger.standings)
+                is_heard = found is not None and found.document.repeated and verdicts.believes(found.document)
+                return found if is_heard else None
 
     def _is_audited(self, document: Contribution, draw: str) -> bool:
         """By its author's standing, and the draw."""
         audited = self._node.run.config.audited
-        return audited > 0 and _is_drawn(f"audit {draw}", self._standing(document.author).audit_chance(audited))
+        return audited > 0 and is_drawn(f"audit {draw}", self._standing(document.author).audit_chance(audited))
 
     async def _joint_draw(self, document: Contribution) -> str:
         """Of all leaders of the path that give their part of it soon: a slow one is left out."""
@@ -489,12 +460,3 @@ class Trials:
         is_asked_for = is_audit or said.repeated is None
         is_meant = (said.run, said.work, said.of, said.tokens, said.lr_percent, said.author) == meant
         return found if is_meant and is_asked_for else None
-
-
-def _is_open(said: Mapping[PeerId, Sealed[Appraisal]]) -> bool:
-    return gate.is_open([sealed.document for sealed in said.values()])
-
-
-def _is_drawn(lot: str, chance: float) -> bool:
-    number = digest(lot.encode())
-    return int(number, 16) < chance * (1 << 4 * len(number))

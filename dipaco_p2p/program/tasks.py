@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -33,9 +33,14 @@ async def keep_going(work: Callable[[], Awaitable[None]], clock: Clock) -> None:
 
 async def done_or_later(task: asyncio.Future[Any], clock: Clock, duration_s: float) -> None:
     """Wait until `task` is done, `duration_s` at most; it goes on, and what it raises stays with it."""
+    await first_or_later([task], clock, duration_s)
+
+
+async def first_or_later(tasks: Iterable[asyncio.Future[Any]], clock: Clock, duration_s: float) -> None:
+    """As `done_or_later`, until the first of `tasks` is done."""
     sleeping = asyncio.ensure_future(clock.sleep(duration_s))
     try:
-        await asyncio.wait({task, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({*tasks, sleeping}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         sleeping.cancel()
         await asyncio.gather(sleeping, return_exceptions=True)

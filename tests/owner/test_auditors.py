@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from audit_scene import SAME, Auditors, AuditScene
+from audit_scene import OFF, SAME, Auditors, AuditScene
 from judging_scene import GOOD, OTHER_PATH, PATH
 from virtual_time import eventually
 
@@ -27,16 +27,52 @@ Play = AbstractAsyncContextManager[AuditScene]
 
 async def test_an_auditor_has_as_long_as_a_round_waits(audit_scene: Play) -> None:
     """It takes the same steps: with half of that time no audit of slow work ever ended in time, and nobody was off
-    probation."""
+    probation. Near the end another one is asked as well."""
     async with audit_scene as on:
         author = await on.author(60)
         await on.push(author, GOOD)
         await eventually(lambda: bool(on.auditors.asked))
-        await asyncio.sleep(0.9 * on.run.config.rounds.deadline_s)
-        assert len(on.auditors.asked) == 1 and on.owner.head.version == 0
+        await asyncio.sleep(0.7 * on.run.config.rounds.deadline_s)
+        assert len(on.auditors.asked) == 1
+        await asyncio.sleep(0.2 * on.run.config.rounds.deadline_s)
+        assert len(on.auditors.asked) == 2 and on.owner.head.version == 0
         on.auditors.may_end.set()
         await on.version(1)
-        assert on.findings(1) == Findings(repeated=(author.swarm.peer,)) and len(on.auditors.asked) == 1
+        assert on.findings(1) == Findings(repeated=(author.swarm.peer,))
+
+
+@pytest.mark.parametrize("round_share", [0.2, 0.5])
+async def test_an_auditor_that_is_busy_for_ever_keeps_no_work_from_being_repeated(
+    audit_scene: Play, monkeypatch: pytest.MonkeyPatch, round_share: float
+) -> None:
+    """Attack: a forger's friend that was drawn first said until the audit was over that it was at it."""
+    appraise = Judge.appraise
+
+    async def busy(self: Judge, contribution: Contribution, *, is_audit: bool = False) -> Sealed[Appraisal]:
+        if is_audit and self._node.peer in order[:1]:
+            raise Refused("the work is being repeated", reason=Reason.BUSY)
+        return await appraise(self, contribution, is_audit=is_audit)
+
+    async with audit_scene as on:
+        author, other = await on.author(60), await on.author(61)
+        order = [leader.peer for leader in on.world.leaders if leader.peer != on.leader.peer]
+        order += [on.leader.peer]
+        on.auditors.may_end.set()
+        await on.push(author, GOOD)
+        await on.version(1)
+        monkeypatch.setattr(Trials, "_candidates", lambda self, document, draw: order)
+        monkeypatch.setattr(Judge, "appraise", busy)
+        on.auditors.found[author.swarm.peer] = OFF
+        limit_s = on.owner.trials._limit_s()
+        await on.push(author, GOOD)
+        await on.version(2)
+        for number in range(3, 8):
+            await asyncio.sleep(round_share * limit_s)
+            await on.push(other, GOOD, path=OTHER_PATH)
+            await on.version(number)
+        found = [on.findings(number) for number in range(2, 8)]
+        assert [one.forged for one in found if one is not None and one.forged] == [(author.swarm.peer,)]
+        await on.verified()
 
 
 async def test_two_works_are_repeated_by_two_auditors_at_once(

@@ -18,6 +18,7 @@ from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.calls import GetDraw, KeepEvidence
 from dipaco_p2p.node.node import Member, ask, silent_s
 from dipaco_p2p.owner import trials
+from dipaco_p2p.owner.auditing import LATE_VERSIONS
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.trials import Trials
 from dipaco_p2p.protocol.documents import seal
@@ -337,13 +338,14 @@ async def test_an_audit_that_comes_too_late_is_left(audit_scene: Play) -> None:
     async with audit_scene as on:
         author = await on.author(60)
         await trusted(on, author)
-        for number in (2, 3, 4, 5):
+        last = LATE_VERSIONS + 3
+        for number in range(2, last):
             await on.push(author, GOOD)
             await on.version(number)
-        assert len(on.owner.trials._audits) <= 3
+        assert len(on.owner.trials._audits) <= LATE_VERSIONS
         await on.push(author, GOOD)
-        await on.version(6)
-        assert [on.findings(number) for number in range(2, 7)] == [None] * 5
+        await on.version(last)
+        assert [on.findings(number) for number in range(2, last + 1)] == [None] * (last - 1)
 
 
 # -- who is asked

@@ -14,7 +14,7 @@ from .errors import ConfigError, WrongRun
 from .strict import added, bounded
 from .topology import Topology
 
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 """Raised when two versions of the program could misunderstand each other."""
 SHARES_MAX = 384
 """Contributions that one version of a module counts at most: each takes up to 500 bytes of its document."""

@@ -22,7 +22,7 @@ from dipaco_p2p.owner.archive import SeedArchive
 from dipaco_p2p.owner.keeper import FOLDER as KEEP_FOLDER
 from dipaco_p2p.owner.ranges import refs_of_version
 from dipaco_p2p.protocol.documents import ModuleVersion, Sealed, Share
-from dipaco_p2p.protocol.gate import AGREED, HARM_ERRORS, NOTHING_GIVEN, Appraisal, Repetition
+from dipaco_p2p.protocol.gate import AGREED, HARM_ERRORS, NOTHING_TO_COMPARE, Appraisal, Repetition
 from dipaco_p2p.protocol.norms import FURTHEST_MULTIPLE
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.verdicts import read_appraisals
@@ -232,7 +232,7 @@ def _forgers(said: Sequence[Appraisal]) -> frozenset[str]:
     forgers = {
         author
         for (author, _), heard in found.items()
-        if not any(one.is_same for one in heard) and sum(one != NOTHING_GIVEN for one in heard) > 1
+        if not any(one.is_same for one in heard) and sum(one not in NOTHING_TO_COMPARE for one in heard) > 1
     }
     return frozenset() if len(authors) > 2 and 2 * len(forgers) > len(authors) else frozenset(forgers)
 

@@ -22,7 +22,9 @@ to be is found too: trained on other text, or made longer.
 
 - An outer gradient is **not repeated** if its cosine with the auditor's is below 0.99 or its norm off by over 5 %,
   before compression in both cases; or if AdamW's second moments after it differ by more than twice. Whoever does not
-  give what a repetition needs has failed as well: the work is unjudged, if nobody could repeat it.
+  give what a repetition needs has failed as well: the work is unjudged, if nobody could repeat it. Whoever gives it so
+  slowly that two rounds are over has failed only if it is in full standing, so that it used to come in time
+  (verdicts.py): a newcomer's line may be too slow for audits.
 - Two auditors must agree, and more than half of them, whatever the losses say and whoever the author is. Those whom
   most contradict are not heard for a while (standing.py).
 - If of three audited authors or more most had work that came out different, auditors' machines differ from the
@@ -82,6 +84,10 @@ class Repetition:
 
 NOTHING_GIVEN = Repetition(cosine=0.0, ratio=0.0, moments=0.0)
 """For an author that lives and does not give what a repetition needs; its line may be cut."""
+GIVEN_SLOWLY = Repetition(cosine=0.0, ratio=1.0, moments=0.0)
+"""For one whose state was still coming when it need not have it any more; its line may be slow. No steps come to this:
+a cosine is hardly ever 0 where norms are the same."""
+NOTHING_TO_COMPARE = NOTHING_GIVEN, GIVEN_SLOWLY
 MADE_UP = Repetition(cosine=-1.0, ratio=0.0, moments=0.0)
 """For steps that cannot have begun as their author says."""
 
@@ -213,7 +219,7 @@ def agreed(appraisals: Sequence[Appraisal]) -> list[PeerId]:
     same, failed = _repetitions(appraisals)
     if same == failed or is_undecided(appraisals):
         return []
-    nothing_done = NOTHING_GIVEN, MADE_UP
+    nothing_done = *NOTHING_TO_COMPARE, MADE_UP
     return [peer for peer, one in _audits(appraisals) if one.is_same == (same > failed) and one not in nothing_done]
 
 
@@ -232,7 +238,7 @@ def is_forged(appraisals: Iterable[Appraisal]) -> bool:
 def is_withheld(appraisals: Iterable[Appraisal]) -> bool:
     """Whether two auditors or more failed, and no two of them with what its author gave."""
     failed = [one for _, one in _audits(appraisals) if not one.is_same]
-    return len(failed) >= AGREED and sum(one != NOTHING_GIVEN for one in failed) < AGREED
+    return len(failed) >= AGREED and sum(one not in NOTHING_TO_COMPARE for one in failed) < AGREED
 
 
 def contradicted(appraisals: Sequence[Appraisal]) -> list[PeerId]:
@@ -242,7 +248,7 @@ def contradicted(appraisals: Sequence[Appraisal]) -> list[PeerId]:
     if same == failed or is_undecided(appraisals):
         return []
     is_same = same > failed
-    given = [(peer, one) for peer, one in _audits(appraisals) if one != NOTHING_GIVEN]
+    given = [(peer, one) for peer, one in _audits(appraisals) if one not in NOTHING_TO_COMPARE]
     wrong = [peer for peer, one in given if one.is_same != is_same]
     return wrong if 2 * len(wrong) < len(given) else []
 

@@ -13,7 +13,7 @@ from ..errors import IntegrityError
 from . import gate
 from .audits import AUDITORS_MAX, AUDITS_MAX, Audit, Work
 from .documents import Contribution, Sealed, unseal
-from .gate import DRAW, Appraisal, Judged
+from .gate import DRAW, GIVEN_SLOWLY, Appraisal, Judged
 from .reasons import Reason
 from .signing import VALUES_MAX, PeerId, public_key_of, verify
 from .standing import Findings, Standings
@@ -99,7 +99,10 @@ class Verdicts:
 
     def believes(self, said: Appraisal) -> bool:
         """Whether a judge's word on repeated steps counts. Nobody but the leader may know a judge that the chain does
-        not: it may have made the key a moment ago. So such a judge makes nobody a forger."""
+        not: it may have made the key a moment ago. So such a judge makes nobody a forger. That a state came slowly says
+        nothing of authors on probation: whoever is in full standing has given as many in time as were audited."""
+        if said.repeated == GIVEN_SLOWLY and self._standings.of(said.of).is_on_probation(self._audited):
+            return False
         accuses = said.repeated is not None and not said.repeated.is_same
         return not accuses or said.author == self._coordinator or self.is_known(said.author)
 

@@ -13,6 +13,7 @@ are its word as well, and the next round begins with them: so they have to lead 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
@@ -34,7 +35,7 @@ from dipaco_p2p.node.reading import chain_tellers, versions_after
 from dipaco_p2p.node.sizes import state_bytes_max
 from dipaco_p2p.program.tasks import in_time
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Recipe
-from dipaco_p2p.protocol.gate import GAIN_MAX, MADE_UP, NOTHING_GIVEN, Repetition
+from dipaco_p2p.protocol.gate import GAIN_MAX, GIVEN_SLOWLY, MADE_UP, NOTHING_GIVEN, Repetition
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.versions import up_to_last
 from dipaco_p2p.topology import ModuleId
@@ -56,6 +57,10 @@ HEADING_MIN = 0.9
 round's way by the state after this one, and both would come out the same."""
 TRIES = 3
 """To get a state from its author, who may be sending much else."""
+OVER_VERSIONS = 3
+"""After so many more versions than a work's base its author need not have its states any more: two rounds after it."""
+LOOK_S = 10.0
+"""Between two looks whether it is so."""
 
 
 class Repeater:
@@ -78,8 +83,8 @@ class Repeater:
         if recipe.start is not None and not await self._is_named(work, recipe, recipe.start):
             return MADE_UP
         start = None if recipe.start is None else await self._state(work, recipe.start)
-        if recipe.start is not None and start is None:
-            return NOTHING_GIVEN
+        if isinstance(start, Repetition):
+            return start
         run, optimizer = self._node.run, await self._supplies.optimizer()
         trainer = self._make_trainer(run, work.path, shard, sharding=work.sharding, optimizer=optimizer)
         try:
@@ -107,8 +112,8 @@ class Repeater:
         if result.steps_done != work.steps:
             raise Refused(f"{result.steps_done} of {work.steps} steps were taken here", reason=Reason.OTHER)
         left = await self._left(work, work.state, trainer, made)
-        if left is None:
-            return NOTHING_GIVEN
+        if isinstance(left, Repetition):
+            return left
         try:
             unsent, theirs = await asyncio.to_thread(trainer.read_state, left)
         except IntegrityError as error:
@@ -123,7 +128,7 @@ class Repeater:
 
     async def _left(
         self, work: Contribution, ref: BlobRef, trainer: PathTrainer, made: Sequence[OuterGradient]
-    ) -> bytes | None:
+    ) -> bytes | Repetition:
         """The state after the steps, as its author has it. Where ours has the same digest, as on like machines, nothing
         needs to be fetched: it is half of what an audit costs the author's line."""
         ours = await asyncio.to_thread(trainer.state_bytes, made)
@@ -179,13 +184,28 @@ class Repeater:
                 break
         return most
 
-    async def _state(self, work: Contribution, ref: BlobRef) -> bytes | None:
-        """One of its author's; None if the author does not give it, or next to nothing of it. That it has left the
-        swarm is no excuse: a forger could leave whenever it is asked, and come back."""
+    async def _state(self, work: Contribution, ref: BlobRef) -> bytes | Repetition:
+        """One of its author's, or what is to be said if the author does not give it, or next to nothing of it, or not
+        as long as it has to. That it has left the swarm is no excuse: a forger could leave whenever it is asked, and
+        come back."""
         if ref.size > state_bytes_max(self._node.run.config, work.path):
             return b""  # which is no state
         await self._node.watch.find(work.author)  # in a large swarm its heartbeat is not among those that we read
         given = Given()
+        coming, over = asyncio.ensure_future(self._given(work, ref, given)), asyncio.ensure_future(self._over(work))
+        try:
+            await asyncio.wait({coming, over}, return_when=asyncio.FIRST_COMPLETED)
+            if coming.done() and (data := coming.result()) is not None:
+                return data
+            is_slow = over.done() and not given.is_next_to_nothing(self._node.run.config.rounds)
+            return GIVEN_SLOWLY if is_slow else NOTHING_GIVEN
+        finally:
+            for task in (coming, over):
+                task.cancel()
+            await asyncio.gather(coming, over, return_exceptions=True)
+
+    async def _given(self, work: Contribution, ref: BlobRef, given: Given) -> bytes | None:
+        """What its author gives; None if that is not all of it in time."""
         for _ in range(TRIES):
             try:
                 return await fetch_given(self._node, ref, given, holders=[work.author])
@@ -195,6 +215,23 @@ class Repeater:
                     return None
                 await self._node.clock.sleep(1.0)
         return None
+
+    async def _over(self, work: Contribution) -> None:
+        """Return once its author need not have the states any more: two more versions are there than the one that could
+        count the work, and one more than when we asked. No leader alone can say so."""
+        node, module, base = self._node, work.module, work.base_version
+        wanted = max(base + OVER_VERSIONS, node.watch.reached(module) + 1)
+        found = base
+        while found < wanted:
+            await node.clock.sleep(LOOK_S)
+            if await self._reached(module) >= wanted:
+                found = base + len(await self._versions(module, after=base, up_to=wanted))
+
+    async def _reached(self, module: ModuleId) -> int:
+        """The version that its leader announces, as of now."""
+        with contextlib.suppress(SwarmError):
+            await self._node.watch.read_heads(module)
+        return self._node.watch.reached(module)
 
 
 def claims(

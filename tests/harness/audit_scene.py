@@ -47,7 +47,9 @@ class Auditors:
     lazy_calls: int = 0
     """So many of them say "the same" without a look,"""
     lying_calls: int = 0
-    """and so many that they were given nothing."""
+    """and so many that they were given nothing, or"""
+    lie: Repetition = NOTHING_GIVEN
+    """something else that nobody can contradict."""
 
     async def __call__(self, work: Contribution, *parts: Any) -> Repetition:
         self.asked.append(work)
@@ -57,7 +59,7 @@ class Auditors:
             return SAME
         if self.lying_calls > 0:
             self.lying_calls -= 1
-            return NOTHING_GIVEN
+            return self.lie
         return self.found.get(work.author, SAME)
 
 

@@ -22,7 +22,7 @@ from dipaco_p2p.owner.auditing import LATE_VERSIONS
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.owner.trials import Trials
 from dipaco_p2p.protocol.documents import seal
-from dipaco_p2p.protocol.gate import DRAW, NOTHING_GIVEN
+from dipaco_p2p.protocol.gate import DRAW, GIVEN_SLOWLY, NOTHING_GIVEN, Repetition
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.rounds import Entry
 from dipaco_p2p.protocol.standing import FORGERS_WAIT, PROBATION_WEIGHT, Findings
@@ -170,7 +170,13 @@ async def test_who_gives_auditors_nothing_has_withheld_it_however_short_rounds_a
         await told_as_withheld(on, author, other)
 
 
-async def test_two_auditors_that_say_they_were_given_nothing_take_nobodys_standing(audit_scene: Play) -> None:
+NOTHING = pytest.mark.parametrize("nothing", [NOTHING_GIVEN, GIVEN_SLOWLY], ids=["not given", "given slowly"])
+
+
+@NOTHING
+async def test_two_auditors_that_say_they_were_given_nothing_take_nobodys_standing(
+    audit_scene: Play, nothing: Repetition
+) -> None:
     """Attack: nobody contradicts that, since an author could give a state to one and not to another, so the lie was
     free. Two that were drawn one after the other took an honest author's standing."""
     async with audit_scene as on:
@@ -179,7 +185,7 @@ async def test_two_auditors_that_say_they_were_given_nothing_take_nobodys_standi
         auditors = {on.world.leader(number).peer for number in (54, 55)} | {one.peer for one in on.world.leaders[1:4]}
         on.leader.chain.chains.is_proven = lambda peer: peer in auditors  # type: ignore[method-assign]
         await on.leader.node.watch.refresh()
-        on.auditors.lying_calls = 2
+        on.auditors.lying_calls, on.auditors.lie = 2, nothing
         on.auditors.may_end.set()
         await on.push(author, GOOD)
         await on.version(2)
@@ -193,17 +199,38 @@ async def test_two_auditors_that_say_they_were_given_nothing_take_nobodys_standi
         await on.verified()
 
 
-async def test_who_gives_nothing_to_the_only_two_auditors_there_are_has_withheld_it(audit_scene: Play) -> None:
+@NOTHING
+async def test_who_gives_nothing_to_the_only_two_auditors_there_are_has_withheld_it(
+    audit_scene: Play, nothing: Repetition
+) -> None:
     """Others are asked as well, if there are any."""
     async with audit_scene as on:
         author, other = await on.author(60), await on.author(61)
         await trusted(on, author)
         auditors = {one.peer for one in on.world.leaders[1:3]}
         on.leader.chain.chains.is_proven = lambda peer: peer in auditors  # type: ignore[method-assign]
-        on.auditors.found[author.swarm.peer] = NOTHING_GIVEN
+        on.auditors.found[author.swarm.peer] = nothing
         await on.push(author, GOOD)
         await on.version(2)
         await told_as_withheld(on, author, other)
+
+
+async def test_a_newcomer_whose_line_is_too_slow_for_audits_is_not_blamed(audit_scene: Play) -> None:
+    """Its work counts a quarter, as if nobody had been there to repeat it."""
+    async with audit_scene as on:
+        known, new = await on.author(60), await on.author(61)
+        await trusted(on, known)
+        on.auditors.may_end.set()
+        on.auditors.found[new.swarm.peer] = GIVEN_SLOWLY
+        for number in (2, 3, 4):
+            await on.push(known, GOOD)
+            pushed = await on.push(new, GOOD, path=OTHER_PATH)
+            await on.version(number)
+            assert pushed in on.counted()
+        found = [on.findings(number) for number in (2, 3, 4)]
+        assert new.swarm.peer in {work.author for work in on.auditors.asked}
+        assert not any(one.withheld or one.contradicted for one in found if one is not None)
+        await on.verified()
 
 
 async def test_what_auditors_found_outlives_a_round_that_counts_nothing(audit_scene: Play) -> None:

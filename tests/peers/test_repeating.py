@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from runtime_harness import TinyVolunteer, World, node_of
-from tiny_run import signer, tiny_config
+from tiny_run import contribution_of, signer, tiny_config
 from trickling import trickle_from
 from virtual_time import eventually, play
 
@@ -33,17 +33,18 @@ from dipaco_p2p.node.node import CALL_TIMEOUT_S, Given, fetch_given, serve_store
 from dipaco_p2p.node.reading import ask_chain
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol.documents import BlobRef, Contribution
-from dipaco_p2p.protocol.gate import MADE_UP, NOTHING_GIVEN, Repetition
+from dipaco_p2p.protocol.gate import GIVEN_SLOWLY, MADE_UP, NOTHING_GIVEN, Repetition
 from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.reasons import Reason
 from dipaco_p2p.protocol.signing import VALUES_MAX, PeerId
 from dipaco_p2p.swarm.blobs.bandwidth import Line
-from dipaco_p2p.topology import ModuleId
+from dipaco_p2p.topology import ModuleId, PathId
 from peers.path.kept import outbox_of
-from peers.path.repeating import Repeater, compared
+from peers.path.repeating import OVER_VERSIONS, Repeater, compared
 from peers.path.trainer import Flat, OuterGradient, PathTrainer
 
 CHEAT = 9
+MODULE, PATH = ModuleId(1, 0), PathId((0, 0, 0))
 SNAPSHOT_BYTES = 30_000
 """More than any module's parameters take here, and less than a path's state."""
 
@@ -69,7 +70,7 @@ async def test_honest_work_is_repeated_and_comes_out_the_same(
 ) -> None:
     original, fetched = Repeater._state, list[bool]()
 
-    async def noted(self: Repeater, work: Contribution, ref: BlobRef) -> bytes | None:
+    async def noted(self: Repeater, work: Contribution, ref: BlobRef) -> bytes | Repetition:
         fetched.append(ref == work.state)
         return await original(self, work, ref)
 
@@ -195,6 +196,14 @@ def test_a_forger_that_trickles_its_states_has_given_nothing(tmp_path: Path, mon
     play(scenario)
 
 
+SLOWLY = [
+    pytest.param(2, 120.0, GIVEN_SLOWLY, id="as many as are asked about one work"),
+    pytest.param(2, 600.0, None, id="in time"),
+    pytest.param(6, 120.0, NOTHING_GIVEN, id="next to nothing"),
+]
+"""For so many auditors at a line of 0.1 Mbit/s, when the author need not have the state any more, and what they say."""
+
+
 async def test_the_thinnest_line_has_given_something_to_two_at_once(tmp_path: Path) -> None:
     """A tenth of a home line of 1 Mbit/s: a state goes on coming for as long as it takes."""
     async with World(tmp_path) as world:
@@ -208,6 +217,35 @@ async def test_the_thinnest_line_has_given_something_to_two_at_once(tmp_path: Pa
             both = zip(readers, given, strict=True)
             came = await asyncio.gather(*(fetch_given(one, ref, each, holders=[author.peer]) for one, each in both))
         assert came == [data, data] and all(one.asked_s > 2 * silent_s(world.run.config.rounds) for one in given)
+
+
+@pytest.mark.parametrize(("auditors", "over_s", "said"), SLOWLY)
+async def test_a_state_that_still_comes_when_its_author_need_not_have_it_any_more_is_given_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auditors: int, over_s: float, said: Repetition | None
+) -> None:
+    """Attack: an author in full standing gave each state at a little more than 3.9 kB/s. It never gave nothing, and had
+    not given all when its audits were over, so these had no result, and it was never found whatever it handed in."""
+    monkeypatch.setattr("dipaco_p2p.node.node.LEAST_BYTES_S", 1.0)
+    async with World(tmp_path) as world:
+        clock, began_s = world.clock, world.clock.now_s()
+
+        async def versions(self: Repeater, module: ModuleId, *, after: int, up_to: int) -> list[Any]:
+            return [None] * (OVER_VERSIONS if clock.now_s() >= began_s + over_s else 1)
+
+        async def reached(self: Repeater, module: ModuleId) -> int:
+            return OVER_VERSIONS  # as its leader says, who may be a liar
+
+        monkeypatch.setattr(Repeater, "_versions", versions)
+        monkeypatch.setattr(Repeater, "_reached", reached)
+        swarm = world.network.join(signer(41), line=Line(up_mbit=0.1, clock=clock))
+        author = node_of(world.run, swarm, tmp_path / "author", clock, Heartbeat())
+        serve_store(author.swarm, author.store)
+        data = bytes(range(256)) * 4096
+        monkeypatch.setattr("peers.path.repeating.state_bytes_max", lambda *of: len(data))
+        work, ref = contribution_of(world.run, signer(41), b"sent", module=MODULE, path=PATH), author.store.put(data)
+        asked = [Repeater(world.peer(number), make_trainer=PathTrainer) for number in range(42, 42 + auditors)]
+        found = await asyncio.gather(*(repeater._state(work, ref) for repeater in asked))
+        assert found == [said or data] * auditors
 
 
 def test_of_several_modules_the_one_that_is_farthest_off_counts() -> None:
@@ -402,8 +440,10 @@ def test_a_state_on_which_the_steps_fail_is_made_up(tmp_path: Path, monkeypatch:
             tried.append(found)
         return found
 
-    async def spoiled(self: Repeater, work: Contribution, ref: BlobRef) -> bytes | None:
-        tensors, _ = decode(await state(self, work, ref) or b"")
+    async def spoiled(self: Repeater, work: Contribution, ref: BlobRef) -> bytes:
+        found = await state(self, work, ref)
+        assert isinstance(found, bytes)
+        tensors, _ = decode(found)
         huge = {name: np.full_like(one, 1e30) for name, one in tensors.items() if name.endswith("/exp_avg_scales")}
         codes = {name: np.full_like(one, 127) for name, one in tensors.items() if name.endswith("/exp_avg")}
         return encode({**tensors, **huge, **codes})

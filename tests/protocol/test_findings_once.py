@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_audit_credit import AUDITORS, AUTHOR, OFF, OTHER, SAME, TOKENS, Chain, by_all, said, share, work
+from test_audit_credit import AUDITED, AUDITORS, AUTHOR, OFF, OTHER, SAME, TOKENS, Chain, by_all, said, share, work
 from tiny_run import signer
 
 from dipaco_p2p.errors import IntegrityError
 from dipaco_p2p.protocol.documents import Sealed, seal
-from dipaco_p2p.protocol.gate import NOTHING_GIVEN, Appraisal
+from dipaco_p2p.protocol.gate import GIVEN_SLOWLY, NOTHING_GIVEN, Appraisal
 from dipaco_p2p.protocol.standing import DOUBTED_FOR, FORGERS_WAIT, UNHEARD_FOR, Findings
 
 HARM = -5.0
@@ -75,6 +75,19 @@ def test_withheld_is_found_once() -> None:
     assert chain.head.findings is not None and chain.head.findings.withheld == (AUTHOR.peer,)
     others(chain, 1, cut)
     assert chain.head.findings is None
+
+
+@pytest.mark.parametrize("repeated", [0, AUDITED - 1, AUDITED])
+def test_that_a_state_came_slowly_says_something_of_authors_in_full_standing_alone(repeated: int) -> None:
+    """A newcomer's line may be too slow for audits, and nothing is to follow from that."""
+    chain, is_full = Chain(), repeated == AUDITED
+    for number in range(repeated):
+        chain.add(str(number), by_all(work(str(number)), SAME))
+    chain.add("slow")
+    others(chain, 1, by_all(work("slow"), GIVEN_SLOWLY, GIVEN_SLOWLY))
+    findings, standing = chain.head.findings, chain.standings.of(AUTHOR.peer)
+    assert (findings.withheld if findings is not None else ()) == ((AUTHOR.peer,) if is_full else ())
+    assert standing.is_on_probation(AUDITED) and standing.withheld == is_full
 
 
 def test_old_work_that_gained_much_does_not_make_new_work_look_idle() -> None:

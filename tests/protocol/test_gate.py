@@ -17,6 +17,7 @@ from dipaco_p2p.protocol.audits import Work
 from dipaco_p2p.protocol.documents import Contribution, Sealed, seal
 from dipaco_p2p.protocol.gate import (
     DRAW,
+    GIVEN_SLOWLY,
     MADE_UP,
     NOTHING_GIVEN,
     Appraisal,
@@ -317,6 +318,7 @@ def audited(*found: Repetition | None, is_known: bool = True, by_seed: tuple[flo
         (replace(SAME, moments=2.1), False),
         (replace(SAME, moments=0.4), False),
         (NOTHING_GIVEN, False),
+        (GIVEN_SLOWLY, False),
         (MADE_UP, False),
     ],
 )
@@ -338,6 +340,8 @@ def test_how_near_a_repetition_has_to_come(repetition: Repetition, is_same: bool
         (audited(OFF, OFF, by_seed=GOOD), Reason.NOT_REPEATED),  # it has repeated nothing
         (audited(OFF, OFF, is_known=False), Reason.NOT_REPEATED),
         (audited(NOTHING_GIVEN, NOTHING_GIVEN), Reason.UNJUDGED),  # its line may have been cut
+        (audited(GIVEN_SLOWLY, NOTHING_GIVEN), Reason.UNJUDGED),
+        (audited(GIVEN_SLOWLY, OFF), Reason.UNJUDGED),
         (audited(NOTHING_GIVEN, OFF), Reason.UNJUDGED),  # or one auditor and a lost disk would make a forger
         (audited(MADE_UP, NOTHING_GIVEN, NOTHING_GIVEN), Reason.UNJUDGED),
         (audited(MADE_UP, NOTHING_GIVEN, OFF), Reason.NOT_REPEATED),
@@ -416,6 +420,9 @@ def test_a_crowd_of_forgers_does_not_excuse_itself(
     [
         ((OFF, SAME, OFF), "forged"),
         ((NOTHING_GIVEN, NOTHING_GIVEN), "withheld"),
+        ((GIVEN_SLOWLY, GIVEN_SLOWLY), "withheld"),
+        ((GIVEN_SLOWLY,), None),
+        ((GIVEN_SLOWLY, SAME, GIVEN_SLOWLY, SAME), None),
         ((NOTHING_GIVEN, OFF), "withheld"),
         ((NOTHING_GIVEN, OFF, OFF), "forged"),
         ((SAME,), "repeated"),
@@ -444,6 +451,8 @@ def test_a_version_notes_what_auditors_found(found: tuple[Repetition | None, ...
         ((OFF, OFF), ()),
         ((NOTHING_GIVEN, SAME, SAME), ()),  # its author may have given it to the others alone
         ((SAME, NOTHING_GIVEN, NOTHING_GIVEN), ()),  # or to this one alone, so that nobody hears it any more
+        ((GIVEN_SLOWLY, SAME, SAME), ()),
+        ((SAME, GIVEN_SLOWLY, NOTHING_GIVEN), ()),
         ((SAME, NOTHING_GIVEN, OFF), ()),
         ((SAME, NOTHING_GIVEN, OFF, OFF), (0,)),
         ((None, SAME, None), ()),

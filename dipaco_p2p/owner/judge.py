@@ -9,6 +9,7 @@ signature says: it comes after the work, so nobody can train for them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -53,6 +54,9 @@ SHARDS_KEPT = 2
 """In memory, decoded: a judge mostly sees the same few paths."""
 FETCHED_AT_ONCE = 4
 """Works, each of another author: what they name is in memory until they are measured."""
+LEADERS_MIN = 2
+"""Leaders among whom the places for both are: one may ask for works without an end, of authors that it made up and who
+give nothing."""
 
 TURN_S = 5.0
 """How long a leader that was refused an audit keeps its turn: it asks again every second unless another auditor is
@@ -103,9 +107,12 @@ class Judge:
         self._fetching = asyncio.Semaphore(FETCHED_AT_ONCE)
         self._fetching_of: WeakValueDictionary[PeerId, asyncio.Lock] = WeakValueDictionary()
         """By author."""
+        self._fetching_for: WeakValueDictionary[PeerId, asyncio.Semaphore] = WeakValueDictionary()
+        """By leader."""
         self._given: dict[str, Given] = {}
         """By author and payload, what came of it: a leader asks again and again."""
-        self._waiting = 0
+        self._waiting: dict[str, PeerId] = {}
+        """By work, the leader that asked first."""
         self._found: dict[str, Sealed[Appraisal]] = {}
         self._judging: SingleFlight[Sealed[Appraisal]] = SingleFlight()
         self._shards: dict[str, Shard] = {}
@@ -121,12 +128,30 @@ class Judge:
             return await self._audited(contribution)
         work = contribution.work
         if work not in self._found:
-            if self._waiting >= WAITING_MAX:
-                raise Refused(f"{self._waiting} works wait to be measured here", reason=Reason.BUSY)
-            self._found[work] = await self._judging.do(work, partial(self._appraise_next, contribution))
+            with self._place(work, self._node.mandates.leader(contribution.module)):
+                self._found[work] = await self._judging.do(work, partial(self._appraise_next, contribution))
             for old in list(self._found)[:-REMEMBERED]:
                 del self._found[old]
         return self._found[work]
+
+    @contextlib.contextmanager
+    def _place(self, work: str, leader: PeerId) -> Iterator[None]:
+        """Among those that wait, for the first who asks. Raises Refused if there is none for this leader."""
+        if work in self._waiting:
+            yield
+            return
+        taken = list(self._waiting.values())
+        if max(len(taken), self._leaders(leader) * taken.count(leader)) >= WAITING_MAX:
+            raise Refused(f"{len(taken)} works wait to be measured here", reason=Reason.BUSY)
+        self._waiting[work] = leader
+        try:
+            yield
+        finally:
+            del self._waiting[work]
+
+    def _leaders(self, leader: PeerId) -> int:
+        """Among how many there are places when this one asks: for us there are all."""
+        return 1 if leader == self._node.peer else LEADERS_MIN
 
     async def _audited(self, contribution: Contribution) -> Sealed[Appraisal]:
         work = contribution.work
@@ -194,18 +219,18 @@ class Judge:
 
     async def _appraise_next(self, contribution: Contribution) -> Sealed[Appraisal]:
         """One at a time: what it takes in memory does not grow with how many are asked for. A few are fetched
-        meanwhile, one of each author: it may be slow on purpose, and nobody else's work waits for it."""
-        self._waiting += 1
+        meanwhile, one of each author: it may be slow on purpose, and nobody else's work waits for it. Nor does it for
+        all that one leader asks for."""
+        leader = self._node.mandates.leader(contribution.module)
+        for_leader = self._fetching_for.setdefault(leader, asyncio.Semaphore(FETCHED_AT_ONCE // self._leaders(leader)))
         of_author = self._fetching_of.setdefault(contribution.author, asyncio.Lock())
         try:
-            async with of_author, self._fetching:
+            async with of_author, for_leader, self._fetching:
                 fetched = await self._fetch(contribution)
                 async with self._lock:
                     return await self._appraise(contribution, fetched)
         except (SwarmError, IntegrityError) as error:
             raise Refused(f"it cannot be measured here: {error}", reason=Reason.PAYLOAD_MISSING) from None
-        finally:
-            self._waiting -= 1
 
     async def _appraise(self, contribution: Contribution, fetched: Mapping[str, bytes]) -> Sealed[Appraisal]:
         node, signer, began_s = self._node, self._node.swarm.signer, self._node.clock.now_s()

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from audit_scene import OFF, SAME, Auditors, AuditScene
 from judging_scene import GOOD, OTHER_PATH, PATH
+from tiny_run import signer
 from virtual_time import eventually
 
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.owner import trials
-from dipaco_p2p.owner.judge import TURN_S, Judge
+from dipaco_p2p.owner.judge import FETCHED_AT_ONCE, TURN_S, WAITING_MAX, Judge
 from dipaco_p2p.owner.trials import Trials
 from dipaco_p2p.protocol.documents import Contribution, Sealed, seal
 from dipaco_p2p.protocol.gate import Appraisal
@@ -129,6 +130,37 @@ async def test_a_leader_with_ever_more_works_keeps_no_auditor_from_others(
         assert await asks("hostile")
         await asyncio.sleep(TURN_S)
         assert await asks("hostile"), "nobody else has come for a while"
+
+
+@pytest.mark.parametrize("count", [FETCHED_AT_ONCE, WAITING_MAX])
+async def test_a_leader_with_ever_more_works_keeps_no_judge_from_others(
+    audit_scene: Play, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Attack: the leader of one module asked what works of made-up authors gain, who give nothing. Others waited behind
+    these, or heard that the judge was busy, and nobody measured the work in their modules."""
+    fetch, may_end = Judge._fetch, asyncio.Event()
+
+    async def held(self: Judge, contribution: Contribution) -> dict[str, bytes]:
+        if contribution.module != work.module:
+            await may_end.wait()
+        return await fetch(self, contribution)
+
+    async with audit_scene as on:
+        node = on.world.seed.node
+        judge, work = Judge(node, measure=toy_gains), (await on.work(await on.author(60), GOOD)).document
+        other = next(module for module in on.run.topology.modules() if module != work.module)
+        leaders = {work.module: "honest", other: "hostile"}
+        monkeypatch.setattr(node.mandates, "leader", leaders.__getitem__)
+        monkeypatch.setattr(Judge, "_fetch", held)
+        made_up = [replace(work, module=other, author=signer(100 + number).peer) for number in range(count)]
+        asking = [asyncio.ensure_future(judge.appraise(each)) for each in made_up]
+        await asyncio.sleep(1.0)
+        honest = asyncio.ensure_future(judge.appraise(work))
+        await asyncio.sleep(1.0)
+        assert honest.done() and (await honest).document.of == work.author
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
 
 
 async def test_a_round_does_not_wait_for_whoever_repeats_a_work_once_more(

@@ -9,7 +9,6 @@ come back in the order of the items. Plain threads are enough, since numpy and h
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import math
 import os
 import sys
@@ -85,10 +84,9 @@ def spread(work: Callable[[P], T], items: Sequence[P]) -> list[T]:
         return list(pool.map(work, items))
 
 
-def train_aside(work: Callable[[], T]) -> T:
-    """What `work` gives or raises, in a thread that gives way to all that does not train."""
-    with ThreadPoolExecutor(1, initializer=_give_way, initargs=(TRAINER_NICENESS,)) as pool:
-        return pool.submit(contextvars.copy_context().run, work).result()
+def trainer_thread() -> ThreadPoolExecutor:
+    """One thread that gives way to all that does not train."""
+    return ThreadPoolExecutor(1, initializer=_give_way, initargs=(TRAINER_NICENESS,))
 
 
 def _give_way(niceness: int) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dipaco_p2p.canonical import Parts
 from dipaco_p2p.core import tensor_file as codec
-from dipaco_p2p.core.arrays import Halves, from_bfloat16, is_finite, to_bfloat16, train_aside
+from dipaco_p2p.core.arrays import Halves, from_bfloat16, is_finite, to_bfloat16, trainer_thread
 from dipaco_p2p.core.model.engine import AUTO, Engine, at_first, choose, compiling_s
 from dipaco_p2p.core.model.inner import InnerLoop, InnerResult, StepReport
 from dipaco_p2p.core.model.microbatch import MicroBatch
@@ -213,8 +213,13 @@ class PathTrainer:
             if self._engines.must_compile():
                 on_step = self._until_compiled(self._engines, on_step)
         run = partial(self._loop.run, flats, part, first_step=first_step, steps=steps, on_step=on_step, goes_on=goes_on)
-        # What drives a GPU must not wait: the GPU would.
-        return await (asyncio.to_thread(train_aside, run) if self._is_on_cpu else asyncio.to_thread(run))
+        if not self._is_on_cpu:  # what drives a GPU must not wait: the GPU would
+            return await asyncio.to_thread(run)
+        thread = trainer_thread()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread, run)
+        finally:
+            thread.shutdown(wait=False)
 
     def use_shard(self, shard: Shard, sharding: int) -> None:
         """Train on another shard from the next round on."""

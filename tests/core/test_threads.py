@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from dipaco_p2p.core import arrays
-from dipaco_p2p.core.arrays import NICENESS, TRAINER_NICENESS, at_once, spans, spread, train_aside
+from dipaco_p2p.core.arrays import NICENESS, TRAINER_NICENESS, at_once, spans, spread, trainer_thread
 
 
 @pytest.mark.parametrize("most", [1, 2])
@@ -44,7 +44,6 @@ def test_a_trainer_gives_way_to_all_that_does_not_train() -> None:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     before = niceness()
-    assert train_aside(niceness) == max(before, TRAINER_NICENESS) and niceness() == before
-    assert TRAINER_NICENESS < NICENESS
-    with pytest.raises(ZeroDivisionError):
-        train_aside(lambda: 1 // 0)
+    with trainer_thread() as thread:
+        assert thread.submit(niceness).result() == max(before, TRAINER_NICENESS)
+    assert niceness() == before and TRAINER_NICENESS < NICENESS

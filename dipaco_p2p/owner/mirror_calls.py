@@ -183,8 +183,8 @@ class MirrorCalls:
     async def _on_version(self, sender: PeerId, request: KeepVersion) -> Cosigned:
         chain = await self._seen(sender, request)
         require_same(request.version.document.module, request.module)
-        chain.require_leader(sender)
-        self._counted[chain.module] = frozenset(share.contribution for share in request.version.document.shares)
+        if self._node.mandates.leader(chain.module) == sender:
+            self._counted[chain.module] = frozenset(share.contribution for share in request.version.document.shares)
         signature = await chain.keep_version(sender, request.version)
         chain.note_final(request.final, request.final_signature)
         return Cosigned(cosignature=signature)

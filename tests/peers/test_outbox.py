@@ -20,6 +20,7 @@ from dipaco_p2p.node.node import LEAST_BYTES_S, WAIT_S, Member, serve_store
 from dipaco_p2p.node.sizes import state_bytes_max
 from dipaco_p2p.program.history import read_history
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Receipt, Sealed, Share, seal
+from dipaco_p2p.protocol.gate import NOTHING_GIVEN
 from dipaco_p2p.swarm.identity import load_or_create
 from dipaco_p2p.topology import ModuleId, PathId
 from peers.path import kept
@@ -330,7 +331,7 @@ async def test_a_state_that_trickles_is_given_up_and_the_next_best_taken(tmp_pat
         assert await stage.restored(*shares) == (stage.state(1), False)
         repeater = Repeater(stage.taker, make_trainer=PathTrainer)
         work = contribution_of(stage.world.run, signer(60), b"", module=TRAINED.modules()[0], path=TRAINED)
-        assert await repeater._state(work, late) is None, "an auditor finds that nothing was given"
+        assert await repeater._state(work, late) == NOTHING_GIVEN
         assert now_s() - began_s < 2 * (WAIT_S + late.size / LEAST_BYTES_S) + 1
 
 

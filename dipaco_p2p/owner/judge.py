@@ -128,15 +128,17 @@ class Judge:
             return await self._audited(contribution)
         work = contribution.work
         if work not in self._found:
-            with self._place(work, self._node.mandates.leader(contribution.module)):
-                self._found[work] = await self._judging.do(work, partial(self._appraise_next, contribution))
+            leader = self._node.mandates.leader(contribution.module)
+            with self._place(work, leader):
+                self._found[work] = await self._judging.do(work, partial(self._appraise_next, contribution, leader))
             for old in list(self._found)[:-REMEMBERED]:
                 del self._found[old]
         return self._found[work]
 
     @contextlib.contextmanager
     def _place(self, work: str, leader: PeerId) -> Iterator[None]:
-        """Among those that wait, for the first who asks. Raises Refused if there is none for this leader."""
+        """Keep a place for `work` while it waits; whoever asks for the same work shares that place. Raises Refused when
+        this leader may have no more of them."""
         if work in self._waiting:
             yield
             return
@@ -217,11 +219,10 @@ class Judge:
             raise Refused("nobody judges work of its own, or of another run", reason=Reason.OTHER)
         return Appraised(appraisal=await self.appraise(document, is_audit=request.is_audit))
 
-    async def _appraise_next(self, contribution: Contribution) -> Sealed[Appraisal]:
+    async def _appraise_next(self, contribution: Contribution, leader: PeerId) -> Sealed[Appraisal]:
         """One at a time: what it takes in memory does not grow with how many are asked for. A few are fetched
         meanwhile, one of each author: it may be slow on purpose, and nobody else's work waits for it. Nor does it for
         all that one leader asks for."""
-        leader = self._node.mandates.leader(contribution.module)
         for_leader = self._fetching_for.setdefault(leader, asyncio.Semaphore(FETCHED_AT_ONCE // self._leaders(leader)))
         of_author = self._fetching_of.setdefault(contribution.author, asyncio.Lock())
         try:

@@ -186,13 +186,10 @@ class Replica:
                 self._bringing[one.id] = asyncio.create_task(self._bring_work_of(one))
         try:
             await self._bringing.pop(sealed.id)
-        except _Lacking:
-            self.is_unprovable = self._is_last_word
-            raise
-        except DipacoError:
             self.is_unprovable = False
+        except DipacoError as error:
+            self.is_unprovable = self._is_last_word and isinstance(error, _Lacking)
             raise
-        self.is_unprovable = False
 
     async def _bring_work_of(self, sealed: Sealed[ModuleVersion]) -> None:
         """Raises _Lacking if nobody has it."""

@@ -55,7 +55,7 @@ class Room:
         node, unsigned = self._node, ledger.head.version - ledger.final
         if unsigned <= node.run.config.rounds.unsigned_usual:
             return
-        wanted = RESERVE_PATHS * path_bytes_max(node.run)
+        wanted = _reserve_bytes(node.run)
         if len(ledger.spent) >= UNSIGNED_MAX or files.disk.free_bytes(node.store.folder, wanted=wanted) < wanted:
             raise Refused(
                 f"{unsigned} versions of {ledger.module} wait for the coordinator, and this owner has no room for more",
@@ -72,7 +72,7 @@ class Room:
             return
         held, size = self._held_bytes(), sealed.document.payload.size
         near = 0 if host is None else sum(held[id_] for id_ in held if self._hosts.get(id_, "") == host)
-        wanted = RESERVE_PATHS * path_bytes_max(self._node.run) + coming_bytes + near + size
+        wanted = _reserve_bytes(self._node.run) + coming_bytes + near + size
         wanted += 0 if is_counted else sum(held.values()) + near + size  # left to others
         if not self._is_free(wanted):
             raise Refused("no room for more work of peers that have not worked yet; try again", reason=Reason.BUSY)
@@ -101,12 +101,16 @@ def surplus(
     passed = left_behind(ledger, ledger.head.version, staleness=run.config.rounds.staleness)
     strange = [one for one in passed if not is_proven(one.document.author)]
     strange.sort(key=lambda one: (one.id not in lost, -one.document.base_version))
-    room_bytes, found = RESERVE_PATHS * path_bytes_max(run), list[Sealed[Contribution]]()
+    room_bytes, found = _reserve_bytes(run), list[Sealed[Contribution]]()
     for number, one in enumerate(strange):
         room_bytes -= one.document.payload.size
         if number >= STRANGE_MAX or room_bytes < 0:
             found.append(one)
     return found
+
+
+def _reserve_bytes(run: Run) -> int:
+    return RESERVE_PATHS * path_bytes_max(run)
 
 
 def path_bytes_max(run: Run) -> int:

@@ -144,15 +144,17 @@ class Watch:
         return self.concerns.is_whole
 
     def _sought(self) -> list[PeerId]:
-        """Those who are looked for though they are no neighbours: seed nodes, the owners of our modules, and some of
-        those who train the paths that we read."""
+        """Those who are sought though they are no neighbours: seeds, owners of our modules, and some who train paths
+        that we read. A coordinator in the bucket of all may have lost sight of those who wait for it: some workers."""
         modules = sorted(self.concerns.mine)
         owners = [peer for module in modules if (grant := self._mandates.grant(module)) for peer in grant.group]
         leaders = [leader for module in sorted(self.concerns.sought) if (leader := self.leader(module)) is not None]
         training = [peer for claims in self.claims.values() for peer in claims]
         training = training[: SOUGHT_MAX if self.concerns.led() else SOUGHT_TRAINERS]
-        seeds = self._run.manifest.author, *self._decrees.state.seeds
-        return list(dict.fromkeys([*seeds, *leaders, *owners, *training, *self._dialled_here]))
+        author, seeds = self._run.manifest.author, self._decrees.state.seeds
+        known = [] if self.neighbourhood.depth or self._swarm.peer != author else sorted(self._known)
+        lost = self._chance.sample(known, min(len(known), SOUGHT_TRAINERS))
+        return list(dict.fromkeys([author, *seeds, *leaders, *owners, *training, *lost, *self._dialled_here]))
 
     async def find(self, *peers: PeerId) -> None:
         """Look for these peers now, if they are not seen to live."""
@@ -370,8 +372,7 @@ class Watch:
         return sorted((peer for peer in found if peer == author or peer in appointed), key=lambda peer: peer != author)
 
     def known(self) -> set[PeerId]:
-        """For whom more speaks than their own word: the coordinator, appointed seeds, all that are known to have owned
-        a module, and whose work counts."""
+        """For whom more speaks than their own word: the coordinator, appointed seeds, owners, and whose work counts."""
         return self._mandates.all_peers().union(self._decrees.state.seeds, self.workers())
 
     def relays(self) -> list[PeerId]:
@@ -427,8 +428,7 @@ class Watch:
     def _is_out(self, peer: PeerId) -> bool:
         """Whether nobody listens to `peer`: it is banned, or the run has a list and `peer` is not on it."""
         admission, author = self._run.config.admission, self._run.manifest.author
-        seeds = self._decrees.state.seeds
-        is_in = is_listed(peer, admission=admission, coordinator=author, seeds=seeds)
+        is_in = is_listed(peer, admission=admission, coordinator=author, seeds=self._decrees.state.seeds)
         return not is_in or self._decrees.is_banned(peer)
 
     # -- the coordinator's decrees

@@ -130,11 +130,15 @@ async def without_coordinator(folder: Path, buckets: tuple[str, str]) -> AsyncIt
         yield world, peers
 
 
-async def come_back(world: World, peers: list[Member], *, also: Member) -> tuple[list[int], Member]:
+async def come_back(
+    world: World, peers: list[Member], *, also: Member, worked: Collection[PeerId] = ()
+) -> tuple[list[int], Member]:
     """At which of four lives of a heartbeat's looks somebody does not see the coordinator, whose first look has shown
-    it nobody; and its node. `also` looks at nothing, and says that it lives, as all others do."""
+    it nobody; and its node. `also` looks at nothing, and says that it lives, as all others do. The coordinator knows
+    who has `worked`."""
     swarm = world.network.join(signer(SEED_NUMBER))
     back = node_of(world.run, swarm, world.folder / "back", world.clock, Heartbeat(role="seed", owns=True))
+    back.watch.workers = lambda: frozenset(worked)
     world.network.loss = 1.0
     await back.watch.refresh()
     world.network.loss = 0.0
@@ -152,21 +156,23 @@ async def come_back(world: World, peers: list[Member], *, also: Member) -> tuple
 
 
 @pytest.mark.parametrize("buckets", [NEAR, FAR, DEEP])
-@pytest.mark.parametrize("does", ["lead", "claim"])
+@pytest.mark.parametrize("does", ["lead", "claim", "wait"])
 async def test_a_coordinator_that_finds_nobody_around_it_is_found_all_the_same(
     tmp_path: Path, does: str, buckets: tuple[str, str]
 ) -> None:
     """It leads nothing, so it has no owners to look for; nor is it alone in the bucket of all, where strangers may be.
-    Once it has found whoever leads or trains, it can be found, too."""
+    Once it has found whoever leads, trains, or has worked and waits for it, it can be found, too."""
     async with without_coordinator(tmp_path, buckets) as (world, peers):
         one = peers[0]
         if does == "lead":
             await one.presence.lead(MODULE, head(world, one, version=1))
-        else:
+        elif does == "claim":
             await one.presence.claim(OTHER, since_s=1.0)
-        missed, back = await come_back(world, peers, also=world.peer(SEED_NUMBER + 1))
+        worked = {one.peer} if does == "wait" else set[PeerId]()
+        missed, back = await come_back(world, peers, also=world.peer(SEED_NUMBER + 1), worked=worked)
         assert max(missed) < 12
         await back.watch.find(*(peer.peer for peer in peers))
+        await back.watch.refresh()
         assert {peer.peer for peer in peers} <= back.watch.heartbeats.keys()
         assert (back.watch.neighbourhood.depth > 0) == (buckets != DEEP)
 

@@ -107,13 +107,23 @@ def trainers_of(node: Observer, module: ModuleId, version: int) -> set[PeerId]:
 
 def holders_of(node: Observer, module: ModuleId, version: int) -> list[PeerId]:
     """Who may have the parameters of a version: first some who train from it and the module's mirrors, in an order of
-    this peer's own, so that many who ask share the work; then its leader and the archives."""
+    this peer's own, so that many who ask share the work; then its leader and the archives; last who owned it before:
+    one that was away may be the only one whose disk still has them."""
     watch, grant, coordinator = node.watch, node.mandates.grant(module), node.run.manifest.author
     mirrors, group = (grant.mirrors, grant.group) if grant is not None else ((), ())
     near = (trainers_of(node, module, version) & watch.heartbeats.keys()).union(mirrors)
     first = sorted(near, key=lambda peer: digest(f"{node.peer} {peer}".encode()))[:NEAR_MAX]
     owners = [*group, *filter(None, [watch.leader(module)])]
-    return [peer for peer in dict.fromkeys([*first, *owners, coordinator, *watch.seeds()]) if peer != node.peer]
+    former = sorted(node.mandates.peers(module) & watch.heartbeats.keys())
+    return [
+        peer for peer in dict.fromkeys([*first, *owners, coordinator, *watch.seeds(), *former]) if peer != node.peer
+    ]
+
+
+def has_full_archive(node: Observer) -> bool:
+    """Whether a seed node lives that takes in every contribution, so that others get it there; a light one does not."""
+    watch = node.watch
+    return any(not watch.heartbeats[seed].light for seed in watch.seeds())
 
 
 async def ask_chain(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from group_harness import MODULE, Group, deaf, lighten, make_versions, of_group, sees
+from group_harness import MODULE, OTHER_PATH, PATH, Group, contribute, deaf, lighten, make_versions, of_group, sees
 from runtime_harness import World
 from tiny_run import SEED_NUMBER, signer
 from virtual_time import eventually
@@ -160,6 +160,29 @@ async def test_with_few_volunteers_left_what_was_made_while_it_was_away_becomes_
         await group.kill(group.mirrors[-1])
         await back(world, group)
         await archived(world, 8)
+
+
+async def test_parameters_that_a_former_owner_alone_has_are_found_when_it_is_back(tmp_path: Path) -> None:
+    """Others led the module by then, from an earlier version, and asked the newest owners alone: all that they made was
+    in vain (seed 321 at e1aa52e)."""
+    async with bare_group(tmp_path) as (world, group, author):
+        await make_versions(world, group.leader, author, 3, seed=1)
+        await archived(world, 3)
+        former = group.leader.number
+        for member in list(group.members):
+            await group.kill(member)
+        for number in (77, 78, 79):
+            group.join(number)
+        await group.formed()
+        assert not any(member.ledger.head.version for member in group.members)
+        leader = group.leader
+        for path in (PATH, OTHER_PATH):
+            await contribute(world, leader, author, seed=9, path=path)
+        await eventually(lambda: leader.ledger.head.version == 1)
+        group.join(former)
+        await eventually(lambda: leader.leads and leader.ledger.final == 3)
+        await make_versions(world, leader, author, 1, seed=2)
+        await archived(world, 4)
 
 
 async def test_a_module_whose_newest_parameters_are_lost_is_rolled_back(tmp_path: Path) -> None:

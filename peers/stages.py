@@ -324,7 +324,7 @@ class StageRunner:
         every_s = heartbeat_interval_s(node.run.config.liveness)
         beside = [asyncio.create_task(self._keep_joined(node, chains, every_s=every_s))]
         if self._keeper is not None:
-            chains.kept = self._keeper.versions
+            chains.kept, chains.find_kept = self._keeper.versions, self._keeper.archive.find_stored
             beside.append(asyncio.create_task(keep_going(self._keeper.run, node.clock)))
         try:
             await self._run(volunteer)

@@ -389,7 +389,7 @@ class SeedMachine(Machine):
             make_evaluator=cast(Any, NoEvaluator),
             measure=toy_gains,
             retention=Retention(
-                keepers=KEEPERS_WANTED if self.world.plan.has_keepers else 0,
+                keepers=KEEPERS_WANTED if self.world.plan.has_keepers and self.world.plan.remade == 1 else 0,
                 rounds=0 if self.world.plan.measured == 1 else 1,
                 remade=self.world.plan.remade,
                 measured=self.world.plan.measured,

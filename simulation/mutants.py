@@ -250,7 +250,7 @@ def newcomer_displaces(patches: Patches) -> None:
 @mutant("what is not final is forgotten", faults=("seed death", "crash"))
 def not_final_forgotten(patches: Patches) -> None:
     @patches.wrap(Ledger, "settle")
-    def settle(original: Any, self: Ledger) -> list[str]:
+    def settle(original: Any, self: Ledger, until: int) -> list[str]:
         settled = list(self.spent.values())
         for sealed in settled:
             self.drop(sealed.id)

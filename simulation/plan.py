@@ -105,8 +105,8 @@ class Plan:
 
     @property
     def has_keepers(self) -> bool:
-        """Whether volunteers keep old versions, and the archive waits for them."""
-        return any(fault.name == KEEPING for fault in self.faults)
+        """Whether volunteers keep old versions: where one lies, and where the archive is light."""
+        return self.remade < 1 or any(fault.name == KEEPING for fault in self.faults)
 
     @property
     def ttl_s(self) -> float:

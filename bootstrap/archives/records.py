@@ -21,12 +21,12 @@ from typing import TypeVar
 from dipaco_p2p.canonical import canonical_bytes
 from dipaco_p2p.core.routing.evaluate import Evaluation, counted_tokens
 from dipaco_p2p.errors import IntegrityError, Refused
-from dipaco_p2p.node.calls import GetChecks, GetContributions, GetJudgements, GiveCheck
+from dipaco_p2p.node.calls import GetChecks, GetJudgements, GiveCheck
 from dipaco_p2p.node.items import CheckPage, Page, stored_reply
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.owner.archive import SeedArchive
-from dipaco_p2p.protocol.documents import Contribution, Sealed, seal, unseal
+from dipaco_p2p.protocol.documents import Sealed, seal, unseal
 from dipaco_p2p.protocol.judgement import (
     IN_ALL_MAX,
     OF_AUTHOR_MAX,
@@ -61,7 +61,6 @@ class PublicRecords:
     def serve(self, swarm: Swarm) -> None:
         """Answer from now on."""
         GetJudgements.serve(swarm, self._on_judgements)
-        GetContributions.serve(swarm, self._on_contributions)
 
     def judge(self, signer: Signer, evaluator: Evaluator, evaluation: RoundEvaluation, *, at_s: float) -> None:
         """Sign and keep what was measured, if it is a figure: a model that diverged has none."""
@@ -86,10 +85,6 @@ class PublicRecords:
     async def _on_judgements(self, sender: PeerId, request: GetJudgements) -> Page[Judgement]:
         rounds = range(request.from_, self._archive.complete_version + 1)
         return stored_reply(self._store.read_document(_name(number)) for number in rounds)
-
-    async def _on_contributions(self, sender: PeerId, request: GetContributions) -> Page[Contribution]:
-        """Those of the asked ids that are here, in the same order; as many as fit."""
-        return stored_reply(map(self._archive.find_stored, request.ids))
 
 
 def judgement_of(evaluator: Evaluator, evaluation: RoundEvaluation, *, at_s: float, signer: Signer) -> Judgement:

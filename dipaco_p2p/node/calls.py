@@ -417,7 +417,7 @@ class Follow(ChainRequest[Done]):
     """Take the caller's chain over, as a new mirror."""
 
 
-@call("archive.contributions", by=f"{SEED}, keepers")
+@call("archive.contributions", by=f"{SEED}, owners, keepers")
 class GetContributions(Request[Page[Contribution]]):
     """Those of these contributions that are here, in this order."""
 

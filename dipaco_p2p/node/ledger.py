@@ -6,7 +6,8 @@ Owners, the archive and trainers keep the same files, so that any of them can go
     documents/open-L1.M0-<id>.json            a sealed contribution that is still needed here
 
 A contribution is here before its receipt is signed. It leaves when a version that counts it is *final*: signed by the
-coordinator, whose archive then has it. Until then another branch may win, and then it has to be submitted again.
+coordinator, whose archive then has it, or a little later (owner/chain.py). Until then another branch may win, and then
+it has to be submitted again.
 
 `RemoteLedger` is the ledger of another peer, asked over the swarm: any owner, the seed's archive, or a trainer that
 follows. A leader shows its grant with every call: a peer that follows an older one learns of it before it answers.
@@ -98,7 +99,7 @@ class Ledger:
         self.open: dict[str, Sealed[Contribution]] = {}
         """What no version counts yet."""
         self.spent: dict[str, Sealed[Contribution]] = {}
-        """What a version counts that is not final yet."""
+        """What a version counts that is not final yet, or only just."""
         self.final = 0
         """The newest version that the coordinator has signed."""
         self._tally = Tally()
@@ -225,9 +226,9 @@ class Ledger:
         self._sort()  # the archive's document may count others
         return True
 
-    def settle(self) -> list[str]:
-        """Forget the contributions that final versions count; the digests of their payloads."""
-        settled = [self.spent[id_] for id_ in list(self.spent) if self.counted[id_] <= self.final]
+    def settle(self, until: int) -> list[str]:
+        """Forget what versions up to `until` count, which are final; the digests of the payloads."""
+        settled = [self.spent[id_] for id_ in list(self.spent) if self.counted[id_] <= until]
         for sealed in settled:
             self.drop(sealed.id)
         return [sealed.document.payload.digest for sealed in settled]

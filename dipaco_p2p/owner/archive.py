@@ -164,6 +164,7 @@ class ArchiveChains(Chains):
         super().__init__(node)
         self.archive = archive
         self.is_closed = is_closed
+        self.find_kept = archive.find_stored
         self._listeners: list[Callable[[ModuleVersion], None]] = []
 
     def __getitem__(self, module: ModuleId) -> ArchiveChain:

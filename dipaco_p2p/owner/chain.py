@@ -22,7 +22,7 @@ from ..canonical import Parts
 from ..errors import DipacoError, Refused, SwarmError, Unreachable
 from ..node.ledger import Ledger, RemoteLedger
 from ..node.node import Member, fetch_kept
-from ..node.reading import vouched
+from ..node.reading import has_full_archive, vouched
 from ..node.shardings import learn_shardings
 from ..program.files import reach
 from ..program.tasks import as_long_as
@@ -63,6 +63,8 @@ class Chains:
         self.room = Room(node, lambda: (chain.ledger for chain in self._chains.values()), is_proven=self.is_proven)
         self.kept: Callable[[ModuleId], Sequence[Sealed[ModuleVersion]]] = lambda module: ()
         """The chain of a module as this peer keeps it for others (keeper.py), also of those that it does not follow."""
+        self.find_kept: Callable[[str], bytes | None] = lambda contribution: None
+        """The same of a contribution, by its id."""
 
     def __getitem__(self, module: ModuleId) -> ModuleChain:
         if module not in self._chains:
@@ -84,6 +86,22 @@ class Chains:
     def forgers(self) -> frozenset[PeerId]:
         """Whom any chain here found to have forged, and has wait: the work was of all modules of a path."""
         return frozenset().union(*(chain.ledger.standings.waiting for chain in self._chains.values()))
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether keepers may want what final versions count from us: no full archive is there to give it. In a large
+        swarm we do not see all who keep."""
+        watch = self.node.watch
+        beats, is_all = watch.heartbeats, watch.neighbourhood.is_all
+        is_kept = not is_all or any(beat.keeps and self.is_proven(peer) for peer, beat in beats.items())
+        return is_kept and not has_full_archive(self.node)
+
+    def find_stored(self, contribution: str) -> bytes | None:
+        """The canonical bytes of a contribution that a chain here keeps, or that this peer keeps for others."""
+        for chain in self._chains.values():
+            if found := chain.ledger.open.get(contribution) or chain.ledger.spent.get(contribution):
+                return found.to_bytes()
+        return self.find_kept(contribution)
 
     def is_proven(self, peer: PeerId) -> bool:
         """Whether `peer` has worked, in this stage as far as that is known here, or in the one before."""
@@ -179,7 +197,8 @@ class ModuleChain:
         self._leave(max(to, self.ledger.final))
 
     def settle(self) -> None:
-        """Drop what is final, what final versions left behind, and what no base needs any more. An archive keeps it."""
+        """Drop what is final, what final versions left behind, and what no base needs any more. An archive keeps it.
+        What the newest versions count stays as long as their parameters if keepers find it with their owners alone."""
         for sealed in self.ledger.undone:
             self.expire(sealed, Reason.ROLLED_BACK)
         run, ledger, staleness = self.node.run, self.ledger, self.node.run.config.rounds.staleness
@@ -188,10 +207,12 @@ class ModuleChain:
                 self._leave_behind(sealed)
         for sealed in surplus(run, ledger, lost=self.lost, is_proven=self.chains.is_proven):
             self._leave_behind(sealed)
-        self._drop_payloads(self.ledger.settle())
+        keep = staleness + 2
+        is_wanted = self.is_owner and not self.keeps_everything and self.chains.hands_over
+        self._drop_payloads(ledger.settle(min(ledger.final, ledger.head.version - keep) if is_wanted else ledger.final))
         self.evidence.settle()
         self.originals.forget(oldest_base=ledger.head.version - staleness)
-        self._prune(keep=staleness + 2)
+        self._prune(keep=keep)
 
     def _leave_behind(self, sealed: Sealed[Contribution]) -> None:
         """Its leader has told what became of it, unless it is lost."""

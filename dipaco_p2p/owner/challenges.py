@@ -13,14 +13,20 @@ thousandth of the blob, and a blob of one part has that part's digest. An answer
 here. Where the archive has forgotten it, or its disk has changed it, the keeper brings that part, and the digest
 decides. So a challenge costs the line at most PROOF_BYTES_MAX however large the model is, and neither another keeper's
 word nor a bit that was lost here can harm anybody. A keeper that says that it lacks a blob has told no lie: it earns
-nothing, and fails only when it has been a keeper of the range for LATE_LIVES. One that says nothing, or does not bring
-the part in the time that a thin line takes, fails if another has answered at this look: else the fault may be ours.
+nothing, and fails only when it has been a keeper of the range for LATE_LIVES and others have it. One that says nothing,
+or does not bring the part in the time that a thin line takes, fails if another has answered at this look: else the
+fault may be ours.
+
+A light archive never had most of what it challenges about. Of a contribution it asks the keeper for the signed
+document, and of a blob for a small part, which must be the same at another holder. If they differ, the keeper brings
+the blob, and the digest decides: nobody is barred on another's word, and whose part nobody confirms earns nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import logging
 import random
@@ -29,11 +35,12 @@ from collections.abc import Mapping
 from enum import Enum
 
 from ..canonical import canonical_bytes, digest
-from ..errors import DipacoError, IntegrityError, Refused
-from ..node.calls import Counted, GetKeepers, Prove
-from ..node.node import CONTROL_TIMEOUT_S, LEAST_BYTES_S, WAIT_S, Member, ask
+from ..errors import BlobMissing, DipacoError, IntegrityError, Refused, SwarmError
+from ..node.calls import Counted, GetContributions, GetKeepers, Prove
+from ..node.items import read_items
+from ..node.node import CONTROL_TIMEOUT_S, LEAST_BYTES_S, WAIT_S, Member, ask, fetch_in_time
 from ..program.tasks import in_time
-from ..protocol.documents import BlobRef, Sealed, seal, unseal
+from ..protocol.documents import BlobRef, Contribution, Sealed, seal, unseal
 from ..protocol.keeping import (
     BARRED_LIVES,
     LATE_LIVES,
@@ -52,7 +59,7 @@ from ..swarm.blobs.bandwidth import CUT_BYTES_MIN
 from ..swarm.calls import ReadBlob
 from ..topology import ModuleId
 from .archive import SeedArchive
-from .ranges import Offers, refs_of_version
+from .ranges import Offers, blobs_of_version, refs_of_version
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +73,8 @@ CONFIRMED_MAX = 8
 """Versions of one module that a look lets the archive forget."""
 NAME = "keepers"
 DIGEST_BYTES = 32
+COMPARED_BYTES = 4096
+"""Of a part that two holders show: those of a hundred keepers take 0.1 Mbit/s of the line."""
 
 
 class Answer(Enum):
@@ -76,7 +85,7 @@ class Answer(Enum):
     LACKS = "lacks"
     SILENT = "silent"
     UNKNOWN = "unknown"
-    """Nobody can tell: an earlier release forgot the blob without taking its parts down."""
+    """Nobody can tell: the parts were not taken down, and no other holder shows one."""
 
 
 class Challenges:
@@ -146,11 +155,11 @@ class Challenges:
         drawn = [(peer, *what) for peer in self._alive() if (what := self._draw(peer)) is not None]
         gate = asyncio.Semaphore(AT_ONCE)
 
-        async def asked(peer: PeerId, wanted: Range, ref: BlobRef) -> list[Answer]:
+        async def asked(peer: PeerId, wanted: Range, blob: BlobRef | str) -> list[Answer]:
             async with gate:
-                return [self._excused(await self.challenge(peer, wanted, ref), wanted, peer)]
+                return [await self.challenge(peer, wanted, blob)]
 
-        found = await asyncio.gather(*(asked(peer, wanted, ref) for peer, wanted, ref in drawn))
+        found = await asyncio.gather(*(asked(peer, wanted, blob) for peer, wanted, blob in drawn))
         answers = {peer: answer for (peer, _, _), answer in zip(drawn, found, strict=True)}
 
         async def confirmed(module: ModuleId) -> None:
@@ -166,24 +175,77 @@ class Challenges:
     def _alive(self) -> list[PeerId]:
         return sorted(peer for peer in self._offers.peers if peer in self._node.watch.heartbeats)
 
-    async def challenge(self, peer: PeerId, wanted: Range, ref: BlobRef) -> Answer:
-        """Have `peer` show a part of a blob of a range that it should keep."""
-        chance, parts = self._chance(peer), await asyncio.to_thread(self._parts, ref)
-        if not parts:
-            return Answer.UNKNOWN
-        number, nonce = chance.randrange(len(parts)), f"{chance.getrandbits(128):0{NONCE_CHARS}x}"
-        offset = number * PROOF_BYTES_MAX
-        length = min(ref.size - offset, PROOF_BYTES_MAX)
-        request = Prove(digest=ref.digest, offset=offset, length=length, nonce=nonce)
+    async def challenge(self, peer: PeerId, wanted: Range, blob: BlobRef | str) -> Answer:
+        """Have `peer` show a part of a blob of a range that it should keep: that one, or the payload of a contribution
+        with this id, which is not known here."""
         self._since.setdefault((wanted, peer), self._node.clock.now_s())
-        answer, limit_s = self._answer(peer, request, parts[number]), WAIT_S + length / LEAST_BYTES_S
         try:
+            ref = await self._payload(peer, blob) if isinstance(blob, str) else blob
+            if ref is None:
+                return await self._late(peer, wanted, blob)
+            parts = await asyncio.to_thread(self._parts, ref)
+            if not parts:
+                return await self._compared(peer, wanted, ref)
+            number = self._chance(peer).randrange(len(parts))
+            request = self._request(peer, ref, offset=number * PROOF_BYTES_MAX, most=PROOF_BYTES_MAX)
+            answer, limit_s = self._answer(peer, request, parts[number]), WAIT_S + request.length / LEAST_BYTES_S
             return await in_time(answer, self._node.clock, limit_s, what="an answer to a challenge")
         except Refused as error:
-            return Answer.LACKS if error.reason == Reason.MISSING else Answer.SILENT
+            return await self._late(peer, wanted, blob) if error.reason == Reason.MISSING else Answer.SILENT
         except DipacoError as error:
             log.info("...%s did not answer a challenge: %s", short(peer), error)
             return Answer.SILENT
+
+    def _request(self, peer: PeerId, ref: BlobRef, *, offset: int, most: int) -> Prove:
+        nonce = f"{self._chance(peer).getrandbits(128):0{NONCE_CHARS}x}"
+        return Prove(digest=ref.digest, offset=offset, length=min(ref.size - offset, most), nonce=nonce)
+
+    async def _payload(self, peer: PeerId, contribution: str) -> BlobRef | None:
+        """That of a contribution, as `peer` shows its document: the id is a digest of that. None if it does not."""
+        shown = await read_items(Contribution, await ask(self._node, peer, GetContributions(ids=(contribution,))))
+        return next((sealed.document.payload for sealed in shown if sealed.id == contribution), None)
+
+    async def _compared(self, peer: PeerId, wanted: Range, ref: BlobRef) -> Answer:
+        """What `peer` answers about a small part of a blob whose parts nobody here knows."""
+        chance = self._chance(peer)
+        offset = chance.randrange(max(0, ref.size - COMPARED_BYTES) + 1)
+        request = self._request(peer, ref, offset=offset, most=COMPARED_BYTES)
+        said = await ask(self._node, peer, request, timeout_s=CONTROL_TIMEOUT_S)
+        part, others = await self._brought(peer, request), self._others(peer, wanted)
+        if said.proof != proof(request.nonce, peer, part):
+            return Answer.LIED
+        chance.shuffle(others)  # two friends that make up the same would else always confirm each other
+        shown = b""
+        for other in others:
+            if len(shown := await self._brought(other, request)) == request.length:
+                break
+        else:
+            return Answer.UNKNOWN
+        if shown == part:
+            return Answer.PROVED
+        try:
+            whole = await fetch_in_time(self._node, ref, holders=[peer])
+        except (BlobMissing, IntegrityError):
+            return Answer.LIED
+        return Answer.PROVED if part == whole[offset : offset + request.length] else Answer.LIED
+
+    async def _late(self, peer: PeerId, wanted: Range, blob: BlobRef | str) -> Answer:
+        """What it means that `peer` lacks a blob. Who does so for long might as well have lied, unless nobody can give
+        it: then it was lost before this keeper came."""
+        late_s = LATE_LIVES * self._node.run.config.liveness.heartbeat_ttl_s
+        if self._node.clock.now_s() - self._since[wanted, peer] <= late_s:
+            return Answer.LACKS
+        others, ref = self._others(peer, wanted), blob if isinstance(blob, BlobRef) else None
+        for other in others if ref is None else ():
+            with contextlib.suppress(DipacoError):
+                ref = ref or await self._payload(other, str(blob))
+        try:
+            return Answer.LIED if ref and await fetch_in_time(self._node, ref, holders=others) else Answer.LACKS
+        except (SwarmError, Refused, IntegrityError):
+            return Answer.LACKS
+
+    def _others(self, peer: PeerId, wanted: Range) -> list[PeerId]:
+        return [one for one in self._offers.holders(wanted) if one != peer]
 
     async def _answer(self, peer: PeerId, request: Prove, expected: str) -> Answer:
         """What `peer` answers about the part with the digest `expected`; raises DipacoError if it does not."""
@@ -240,8 +302,9 @@ class Challenges:
 
     # -- what is asked for
 
-    def _draw(self, peer: PeerId) -> tuple[Range, BlobRef] | None:
-        """A blob of a range that `peer` should keep, by chance; None if it keeps nothing that is known here."""
+    def _draw(self, peer: PeerId) -> tuple[Range, BlobRef | str] | None:
+        """A blob of a range that `peer` should keep, by chance, or a contribution that is not known here; None if it
+        keeps nothing."""
         chance, ledgers = self._chance(peer), self._archive.ledgers
         modules = [module for module in ledgers if ledgers[module].final]
         for _ in range(TRIES if modules else 0):
@@ -249,8 +312,8 @@ class Challenges:
             version = chance.randint(1, ledgers[module].final)
             wanted = range_of(module, version)
             if peer in self._offers.keepers(wanted):
-                refs = refs_of_version(self._archive, module, version)
-                return (wanted, chance.choice(refs)) if refs else None
+                blobs = blobs_of_version(self._archive, module, version)
+                return (wanted, chance.choice(blobs)) if blobs else None
         return None
 
     async def _confirm(self, module: ModuleId, answers: dict[PeerId, list[Answer]]) -> None:
@@ -281,19 +344,12 @@ class Challenges:
         for ref in refs_of_version(self._archive, module, version) or ():
             answer = await self.challenge(peer, range_of(module, version), ref)
             if answer is not Answer.PROVED:
-                answers.setdefault(peer, []).append(self._excused(answer, range_of(module, version), peer))
+                answers.setdefault(peer, []).append(answer)
                 return False
         answers.setdefault(peer, []).append(Answer.PROVED)
         return True
 
     # -- what came of it
-
-    def _excused(self, answer: Answer, wanted: Range, peer: PeerId) -> Answer:
-        """Who lacks something too late might as well have lied."""
-        if answer is not Answer.LACKS:
-            return answer
-        late_s = LATE_LIVES * self._node.run.config.liveness.heartbeat_ttl_s
-        return Answer.LIED if self._node.clock.now_s() - self._since[wanted, peer] > late_s else answer
 
     def _note(self, answers: Mapping[PeerId, list[Answer]]) -> None:
         """One look counts once for a peer: the worst of what it answered."""

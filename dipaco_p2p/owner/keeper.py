@@ -7,9 +7,10 @@ The folder is an archive in small: whoever has all ranges can verify the run fro
 nothing that the peer itself drops is missing there, and that its size is known.
 
 At every look the keeper follows the chains as far as they are final, sees for which ranges it is a keeper, and brings
-what it lacks of these, one blob at a time: from the archive while that has it, and from other keepers. When a keeper is
-gone for GONE_LIVES, the next one finds itself among the first and does the same. A range that is kept here though
-others should keep it by now stays until its room is needed.
+what it lacks of these, one blob at a time: from the archive while that has it, from the owners where the archive is
+light (they keep the newest versions for this), and from other keepers. When a keeper is gone for GONE_LIVES, the next
+one finds itself among the first and does the same. A range that is kept here though others should keep it by now stays
+until its room is needed.
 
 Without room for a range the keeper gives up the ones in which its lot is least, and offers so much less from then on.
 """
@@ -25,12 +26,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import EnvironmentUnfit, IntegrityError, Refused
-from ..node.calls import GetContributions, Prove, Proven
-from ..node.items import Page, stored_reply
+from ..node.calls import Prove, Proven
 from ..node.node import Member
+from ..node.reading import has_full_archive
 from ..node.store import Store
 from ..program.files import folder_bytes
-from ..protocol.documents import BlobRef, Contribution, ModuleVersion, Sealed
+from ..protocol.documents import BlobRef, ModuleVersion, Sealed
 from ..protocol.keeping import SHARES, Range, lot, proof, ranges_up_to, share_without
 from ..protocol.reasons import Reason
 from ..protocol.signing import PeerId
@@ -41,7 +42,7 @@ from .ranges import Gathering, Offers, refs_of_version
 log = logging.getLogger(__name__)
 
 LOOK_LIVES = 4
-"""Between two looks, in lifetimes of a heartbeat."""
+"""Between two looks, in lifetimes of a heartbeat; one, where owners alone have contributions, for a few versions."""
 FREE_BYTES_MIN = 10**9
 """What is left free on the disk, whatever was offered."""
 ROOMY = 0.6
@@ -100,7 +101,6 @@ class Keeper:
     def serve(self) -> None:
         """Answer from now on. The blobs are given away by whoever serves this store."""
         Prove.serve(self._node.swarm, self._on_prove)
-        GetContributions.serve(self._node.swarm, self._on_contributions)
 
     def versions(self, module: ModuleId) -> list[Sealed[ModuleVersion]]:
         """The chain of a module, as far as it is here."""
@@ -111,7 +111,8 @@ class Keeper:
         await self._node.presence.say(keeps=self.share)
         while True:
             await self.look()
-            await self._node.clock.sleep(LOOK_LIVES * self._node.run.config.liveness.heartbeat_ttl_s)
+            lives = LOOK_LIVES if has_full_archive(self._node) else min(LOOK_LIVES, 1)
+            await self._node.clock.sleep(lives * self._node.run.config.liveness.heartbeat_ttl_s)
 
     async def look(self) -> None:
         """See what should be here, and bring it."""
@@ -287,6 +288,3 @@ class Keeper:
             self.kept = replace(self.kept, proofs=self.kept.proofs + 1)
             self._on_change(self.kept)
         return Proven(proof=proof(request.nonce, self._node.peer, part))
-
-    async def _on_contributions(self, sender: PeerId, request: GetContributions) -> Page[Contribution]:
-        return stored_reply(map(self.archive.find_stored, request.ids))

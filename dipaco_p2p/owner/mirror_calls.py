@@ -15,6 +15,7 @@ from ..node.calls import (
     Follow,
     GetBranch,
     GetChain,
+    GetContributions,
     GetEvidence,
     GetMandate,
     GetOpen,
@@ -26,7 +27,7 @@ from ..node.calls import (
     TellFinal,
     Voted,
 )
-from ..node.items import Page, items_reply
+from ..node.items import Page, items_reply, stored_reply
 from ..node.node import fetch_in_time
 from ..node.shardings import learn_attached
 from ..program.tasks import done_or_later
@@ -52,7 +53,7 @@ COMING_BYTES_MAX = 256_000_000
 
 
 class MirrorCalls:
-    """The calls `mirror.*`, `module.commit` and `module.mandate`."""
+    """The calls `mirror.*`, `module.commit`, `module.mandate` and `archive.contributions`."""
 
     def __init__(self, chains: Chains) -> None:
         self._node = chains.node
@@ -83,6 +84,7 @@ class MirrorCalls:
         """Answer what changes nothing, for a stage that is over."""
         GetMandate.serve(self._node.swarm, self._on_mandate)
         GetChain.serve(self._node.swarm, self._on_chain)
+        GetContributions.serve(self._node.swarm, self._on_contributions)
 
     async def _on_mandate(self, sender: PeerId, request: GetMandate) -> Page[Grant]:
         return items_reply(self._node.mandates.newest(module_of_run(self._node, request.module)))
@@ -96,8 +98,13 @@ class MirrorCalls:
         return (await self._seen(sender, request)).ledger.branch
 
     async def _on_open(self, sender: PeerId, request: GetOpen) -> Page[Contribution]:
-        kept = (await self._seen(sender, request)).ledger.kept
-        return items_reply(kept[name] for name in sorted(kept) if name > request.after)
+        ledger = (await self._seen(sender, request)).ledger
+        kept, counted, final = ledger.kept, ledger.counted, ledger.final
+        names = sorted(name for name in kept if name > request.after and counted.get(name, final + 1) > final)
+        return items_reply(kept[name] for name in names)
+
+    async def _on_contributions(self, sender: PeerId, request: GetContributions) -> Page[Contribution]:
+        return stored_reply(map(self._chains.find_stored, request.ids))
 
     async def _on_vote(self, sender: PeerId, request: GetVote) -> Voted:
         chain, run = self._chain(request), self._node.run.id

@@ -100,18 +100,22 @@ class Offers:
         return not is_out and any(ledger.standings.has_worked(peer) for ledger in ledgers)
 
 
-def refs_of_version(archive: SeedArchive, module: ModuleId, version: int) -> tuple[BlobRef, ...] | None:
-    """All blobs of a range that belong to `version`: what makes it again. None while a contribution that it counts is
-    not known here."""
+def blobs_of_version(archive: SeedArchive, module: ModuleId, version: int) -> tuple[BlobRef | str, ...]:
+    """All blobs of a range that belong to `version`: what makes it again. Of a contribution that it counts and that is
+    not known here, the id."""
     ledger = archive.ledgers[module]
     before, made = ledger.at(version - 1), ledger.at(version)
     begin = (before.snapshot, before.state) if version % RANGE_VERSIONS == 1 else ()
-    contributions = [_sound(archive, share.contribution) for share in made.shares]
-    payloads = [sealed.document.payload for sealed in contributions if sealed is not None]
-    if len(payloads) < len(contributions):
-        return None
-    found = filter(None, (*begin, *brought(made), made.appraisals, *payloads))
-    return tuple({ref.digest: ref for ref in found}.values())
+    known = {share.contribution: _sound(archive, share.contribution) for share in made.shares}
+    payloads = [id_ if sealed is None else sealed.document.payload for id_, sealed in known.items()]
+    return tuple(dict.fromkeys(filter(None, (*begin, *brought(made), made.appraisals, *payloads))))
+
+
+def refs_of_version(archive: SeedArchive, module: ModuleId, version: int) -> tuple[BlobRef, ...] | None:
+    """The same; None while a contribution that it counts is not known here."""
+    blobs = blobs_of_version(archive, module, version)
+    refs = tuple(blob for blob in blobs if not isinstance(blob, str))
+    return refs if len(refs) == len(blobs) else None
 
 
 def _sound(archive: SeedArchive, contribution: str) -> Sealed[Contribution] | None:

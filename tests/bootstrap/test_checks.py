@@ -20,8 +20,10 @@ from dipaco_p2p.config import WarmupConfig
 from dipaco_p2p.errors import ConfigError, IntegrityError, Refused, Unreachable
 from dipaco_p2p.node.calls import GetChecks, GetContributions, GetJudgements
 from dipaco_p2p.node.measuring import Measuring
+from dipaco_p2p.node.node import open_member
 from dipaco_p2p.node.store import Store
-from dipaco_p2p.owner.archive import SeedArchive
+from dipaco_p2p.owner.archive import ArchiveChains, SeedArchive
+from dipaco_p2p.owner.mirror_calls import MirrorCalls
 from dipaco_p2p.protocol import documents
 from dipaco_p2p.protocol.documents import Contribution, Sealed, seal, unseal
 from dipaco_p2p.protocol.judgement import OF_AUTHOR_MAX, OF_PATH_MAX, OF_STRANGERS_MAX, Check, Judgement
@@ -202,6 +204,8 @@ async def test_what_is_sent_to_strangers_is_not_checked_for_each_of_them(
     records = PublicRecords(store, archive)
     checks = Checks(run, store, archive, judged=records.judgement, is_alive=lambda peer: True)
     works = tuple(sorted({id_ for ledger in archive.ledgers.values() for id_ in ledger.counted}))[:64]
+    node = open_member(run, MemoryNetwork(0, VirtualClock()).join(signer(1)), VirtualClock(), store)
+    calls = MirrorCalls(ArchiveChains(node, archive))
 
     def dear(*_: object) -> Any:
         raise AssertionError("half a second a page, in which the coordinator does nothing else")
@@ -211,7 +215,7 @@ async def test_what_is_sent_to_strangers_is_not_checked_for_each_of_them(
     judgements = await records._on_judgements(me, GetJudgements(from_=1))
     assert json.loads(judgements.body) == played.documents("judgement")[1:]
     assert json.loads((await checks._on_checks(me, GetChecks(from_=0))).body) == played.documents("check")
-    found = json.loads((await records._on_contributions(me, GetContributions(ids=("0" * 64, *works)))).body)
+    found = json.loads((await calls._on_contributions(me, GetContributions(ids=("0" * 64, *works)))).body)
     assert len(found) == len(works) > 0
     monkeypatch.undo()
     assert [unseal(Contribution, value).id for value in found] == list(works)

@@ -13,7 +13,6 @@ from runtime_harness import World, node_of, watch_forever
 from tiny_run import signer
 from virtual_time import end
 
-from bootstrap.archives.records import PublicRecords
 from dipaco_p2p.node.node import serve_store
 from dipaco_p2p.owner.chain import Chains
 from dipaco_p2p.owner.challenges import Challenges
@@ -40,7 +39,7 @@ class TinyKeeper:
         self.keeper = make(self.node, self.folder / "keep", room_bytes=room_bytes)
         self.keeper.serve()
         chains = Chains(self.node)
-        chains.kept = self.keeper.versions
+        chains.kept, chains.find_kept = self.keeper.versions, self.keeper.archive.find_stored
         MirrorCalls(chains).serve_reading()
         serve_store(self.swarm, self.node.store, self.keeper.store)
         self.tasks = [asyncio.create_task(part) for part in (self.node.presence.run(), watch_forever(self.node))]
@@ -68,7 +67,6 @@ class Keepers:
         self.shelf, self.world = shelf, shelf.world
         self.signers: list[Signer] = [signer(number) for number in numbers]
         seed = self.world.seed
-        PublicRecords(seed.node.store, seed.archive).serve(seed.swarm)
         self.challenges = Challenges(seed.node, seed.archive, wanted=wanted)
         self.challenges.serve()
         if wanted:

@@ -128,11 +128,11 @@ def test_settling_drops_what_the_coordinator_has_signed_and_nothing_else(run: Ru
     version, _ = version_of(run, signer(9), [one], term=1)
     ledger.append(version)
     ledger.cosign(1, cosigned(version, signer(8)))
-    assert ledger.settle() == [] and ledger.final == 0, "a mirror's word is not the coordinator's"
+    assert ledger.settle(ledger.final) == [] and ledger.final == 0, "a mirror's word is not the coordinator's"
     assert ledger.spent and store.documents("open-")
     ledger.cosign(1, cosigned(version, signer(SEED_NUMBER)))
     assert ledger.final == 1 and ledger.branch.final == 1
-    assert ledger.settle() == [one[0].document.payload.digest]
+    assert ledger.settle(ledger.final) == [one[0].document.payload.digest]
     assert not ledger.spent and not store.documents("open-")
     ledger.add(one[0])
     assert not ledger.kept, "it is not needed any more"
@@ -175,7 +175,7 @@ def test_a_crash_after_the_version_leaves_nothing_open(run: Run, store: Store) -
     assert not again.open and list(again.spent) == [one[0].id] and again.head.version == 1
     again.cosign(1, cosigned(version, signer(SEED_NUMBER)))
     last = Ledger(run, store, MODULE)  # and now it is not needed any more
-    last.settle()
+    last.settle(last.final)
     assert not last.kept and not store.documents("open-")
 
 
@@ -207,7 +207,7 @@ def test_the_same_step_of_other_contributions_opens_again_what_it_does_not_count
     ledger.append(version)
     assert ledger.adopt(theirs.cosigned(cosigned(theirs, signer(SEED_NUMBER))))
     assert list(ledger.open) == [one[0].id] and ledger.final == 1
-    assert ledger.settle() == [other[0].document.payload.digest]
+    assert ledger.settle(ledger.final) == [other[0].document.payload.digest]
     assert list(Ledger(run, store, MODULE).kept) == [one[0].id]
 
 

@@ -118,6 +118,6 @@ def test_an_archive_finds_a_contribution_that_was_not_put_away_yet(run: Run, sto
     again = SeedArchive(run, Store(store.folder, is_read_only=is_read_only))
     assert again.ledgers[MODULE].final == 1 and store.documents("contribution-") == []
     assert again.contribution(sealed.id) == sealed
-    again.ledgers[MODULE].settle()
+    again.ledgers[MODULE].settle(again.ledgers[MODULE].final)
     assert (store.documents("contribution-") == []) == is_read_only
     assert SeedArchive(run, store).contribution(sealed.id) == sealed

@@ -180,8 +180,8 @@ class Intake:
         work = [(key[0], key[1]) for key, id_ in self._contributed.items() if key[2] == base and self.has(id_)]
         others = {peer for peer, known in work if known == path and peer != author}
         is_in = any(Entry(path=path, peer=peer) not in refused for peer in others)
-        # In a run's first round nobody could have worked.
-        known = self._ledger.workers_on(path) if base else self._run.manifest.workers or before
+        # In the first round whoever worked in the stage before; a stranger's claim would keep others from the path.
+        known = self._ledger.workers_on(path) if base else self._run.manifest.workers
         return Hold(
             since_s=since_s,
             opened_s=arrivals.opened_s.get(base),

@@ -144,7 +144,7 @@ class Hold:
     """When the version was published from which the steps began; None if the leader does not know."""
     is_covered: bool
     """Whether others train the path: somebody claims it who came before the author and has worked on it (from version
-    0: in the stage before, if there is one), or work of another from the same version is in."""
+    0: in the stage before), or work of another from the same version is in."""
     others: int
     """Further paths on which work of the author from the same version is in."""
     next_s: float | None

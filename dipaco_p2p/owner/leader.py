@@ -479,7 +479,7 @@ class Leader:
         self._round = self._new_round()
         for sealed in list(self._ledger.open.values()):
             await self._take_over(sealed)
-        self._chain.lost = set()
+        self._round, self._chain.lost = self._chain.timing.taken_over(self._round), set()
 
     async def _take_over(self, sealed: Sealed[Contribution]) -> None:
         """Admit an open contribution of a former leader, under the same rules; one that may not count is reported."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..node.node import Member
 from ..protocol.documents import Contribution
-from ..protocol.rounds import Arrivals, waits_for_newcomers
+from ..protocol.rounds import Arrivals, Round, waits_for_newcomers
 from ..protocol.signing import PeerId
 from ..topology import ModuleId, PathId
 
@@ -24,16 +25,27 @@ class Timing:
         self._node = node
         self._is_proven = is_proven
         self.arrivals = Arrivals(paths=len(node.run.topology.paths_through(module)))
+        self._came_s: dict[tuple[int, PathId], float] = {}
+        """When each path first came from a version, of those that may still have an open round."""
 
     def arrived(self, document: Contribution) -> None:
         """It was admitted just now, by this peer or by the leader, which has handed it on."""
         path, author, base = document.path, document.author, document.base_version
         claimed_s, now_s = self._node.watch.sightings.claimed_s(author, path), self._node.clock.now_s()
         self.arrivals = self.arrivals.arrived(path, author, base=base, now_s=now_s, claimed_s=claimed_s)
+        self._came_s.setdefault((base, path), now_s)
 
     def opened(self, version: int) -> None:
         """Trainers may begin with `version` from now on."""
         self.arrivals = self.arrivals.opened(version, now_s=self._node.clock.now_s())
+        self._came_s = {(base, path): at_s for (base, path), at_s in self._came_s.items() if base >= version}
+
+    def taken_over(self, round_: Round) -> Round:
+        """The round that this peer goes on with as a new leader. If all paths are in, further claimants have had their
+        time since the last one came, as this peer saw it; a path that is missing has a whole deadline once more."""
+        came_s = [self._came_s.get((round_.number, path)) for path in round_.expected & round_.paths]
+        seen_s = [at_s for at_s in came_s if at_s is not None]
+        return replace(round_, last_s=max(seen_s)) if len(seen_s) == len(round_.expected) else round_
 
     def deadline_s(self) -> float:
         """How long a round waits for a path that is missing."""
@@ -45,12 +57,16 @@ class Timing:
 
     def is_awaited(self, peer: PeerId, path: PathId, *, number: int) -> bool:
         """Whether the round that follows version `number` waits for a claimant of `path` beside others. Anybody may
-        claim, so a peer that has never worked has less time: of its own, not from the last path on."""
+        claim, so a peer that has never worked has less time: of its own, not from the last path on. One that came when
+        the path was in already begins with the next round: new keys would make the round wait as long as they come."""
         if self._is_proven(peer):
             return True
-        replicas_s = self.replicas_s()
+        replicas_s, claimed_s = self.replicas_s(), self._node.watch.sightings.claimed_s(peer, path)
+        came_s = self._came_s.get((number, path))
+        if claimed_s is not None and came_s is not None and claimed_s > came_s:
+            return False
         if replicas_s is None or not waits_for_newcomers(number):
             return waits_for_newcomers(number)
-        claimed_s, opened_s = self._node.watch.sightings.claimed_s(peer, path), self.arrivals.opened_s.get(number)
+        opened_s = self.arrivals.opened_s.get(number)
         since_s = max(-math.inf if each is None else each for each in (claimed_s, opened_s))
         return self._node.clock.now_s() < since_s + replicas_s

@@ -9,9 +9,9 @@ import pytest
 from tiny_run import tiny_config
 
 from dipaco_p2p.owner.timing import Timing
-from dipaco_p2p.protocol.rounds import waits_for_newcomers
+from dipaco_p2p.protocol.rounds import Round, waits_for_newcomers
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.topology import ModuleId
+from dipaco_p2p.topology import ModuleId, PathId
 
 WORKER, NEWCOMER = PeerId("worker"), PeerId("newcomer")
 MODULE = ModuleId(0, 0)
@@ -63,3 +63,40 @@ def test_a_newcomer_has_the_time_of_further_claimants_since_it_claimed(claimed_s
     for scene.now_s, is_awaited in ((ends_s - 0.1, True), (ends_s, False)):
         assert scene.is_awaited(WAITING) is is_awaited
     assert scene.is_awaited(WAITING, WORKER)
+
+
+def came(scene: Scene, path: PathId, *, at_s: float) -> None:
+    """Work on the path from version 0 was admitted, as this peer sees it."""
+    scene.now_s = at_s
+    scene.timing.arrived(cast(Any, SimpleNamespace(path=path, author=WORKER, base_version=0)))
+
+
+@pytest.mark.parametrize(("claimed_s", "is_awaited"), [(START_S - 1, True), (START_S + 1, False)])
+def test_a_newcomer_that_comes_when_its_path_is_in_begins_with_the_next_round(
+    claimed_s: float, is_awaited: bool
+) -> None:
+    """Attack: a new key with every life of a heartbeat held the first round for all of the time that it waits."""
+    scene = Scene(claimed_s)
+    first, *_ = scene.run.topology.paths_through(MODULE)
+    assert scene.is_awaited(0)
+    came(scene, first, at_s=START_S)
+    came(scene, first, at_s=START_S + 2)  # another author's: the path is in since the first
+    assert scene.is_awaited(0) is is_awaited
+    assert scene.is_awaited(0, WORKER)
+
+
+def test_a_new_leader_gives_further_claimants_no_second_time() -> None:
+    """The seed hands its modules to those who have worked, in the middle of the first round of some: each began to
+    wait again."""
+    scene = Scene()
+    paths = scene.run.topology.paths_through(MODULE)
+    opened = Round(number=0, expected=frozenset(paths))
+    for number, path in enumerate(paths):
+        came(scene, path, at_s=START_S + number)
+    scene.now_s = START_S + TAKES_S
+    for path in paths[:-1]:
+        opened = opened.contributed(path, WORKER, now_s=scene.now_s)
+    assert scene.timing.taken_over(opened).last_s == scene.now_s, "a path is missing: others need time to take it"
+    opened = opened.contributed(paths[-1], WORKER, now_s=scene.now_s)
+    assert scene.timing.taken_over(opened).last_s == START_S + len(paths) - 1
+    assert Scene().timing.taken_over(opened).last_s == scene.now_s, "who was no mirror has seen nothing come"

@@ -263,6 +263,8 @@ class RoundsConfig:
     overlap: bool = False
     """Whether a path's next inner steps begin while its outer gradients and the next versions are on their way, from an
     estimate of these (core/outer/outer_step.py)."""
+    contributions_max: int = added(SHARES_MAX, low=1, high=SHARES_MAX)
+    """How many contributions a version counts at most: each comes over the line of every owner of the module."""
 
     @property
     def unsigned_usual(self) -> int:
@@ -344,9 +346,10 @@ class RunConfig:
         if min_paths > grid.path_count:
             raise ConfigError(f"`min_paths` is {min_paths}, but the grid {grid} has {grid.path_count} paths")
         shared = grid.path_count // min(grid.widths)
-        if shared > SHARES_MAX:
+        if shared > self.rounds.contributions_max:
             hint = "give that level more modules, or the grid fewer paths"
-            raise ConfigError(f"{shared} paths go through one module, limit {SHARES_MAX}", hint=hint)
+            hint += "" if self.rounds.contributions_max == SHARES_MAX else ", or raise `contributions_max` in [rounds]"
+            raise ConfigError(f"{shared} paths go through one module, limit {self.rounds.contributions_max}", hint=hint)
         self._check_routing()
 
     @property

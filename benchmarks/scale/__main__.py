@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dipaco_p2p.config import DOWNLINKS, UPLINKS
+from dipaco_p2p.config import DOWNLINKS, SHARES_MAX, UPLINKS
 from simulation import with_fixed_hashes
 
 GRID = "4x4"
@@ -99,8 +99,9 @@ def _lines(options: argparse.Namespace) -> list[dict[str, Any]]:
 
     widths = _grid(options.modelled_grid)
     kinds = {"uplink": options.uplink, "downlink": options.downlink, "round_s": options.round_s}
+    bounds = {"contributions_max": options.contributions_max, "keepers": options.keepers}
     values = round(options.path_values / len(widths))
-    loads = [load(size, widths=widths, values=values, **kinds) for size in options.lines]
+    loads = [load(size, widths=widths, values=values, **kinds, **bounds) for size in options.lines]
     line = f"{options.up_mbit:g} Mbit/s up and {options.down_mbit:g} down"
     print(f"Mbit/s on lines of {line}, worked out from the rules, {options.modelled_grid} paths:")
     print(*rows(loads, up_mbit=options.up_mbit, down_mbit=options.down_mbit), sep="\n")
@@ -170,6 +171,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--round-s", type=_positive, default=600.0, help="how long a round lasts, for --lines")
     parser.add_argument("--up-mbit", type=_positive, default=20.0, help="everybody's uplink, for --lines")
     parser.add_argument("--down-mbit", type=_positive, default=100.0, help="everybody's downlink, for --lines")
+    parser.add_argument("--contributions-max", type=_size, default=SHARES_MAX, help="of a version, for --lines")
+    parser.add_argument("--keepers", type=_size, default=100, help="that keep all that they can, for --lines")
     parser.add_argument("--uplink", choices=UPLINKS, default="int4", help="codec of outer gradients, for --lines")
     parser.add_argument("--downlink", choices=DOWNLINKS, default="int4", help="codec of updates, for --lines")
     parser.add_argument("--grid", type=_grid, default=GRID, help="modules of each level")
@@ -195,7 +198,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _size(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"`{text}` is no number of parameters, such as 25000000")
+        raise argparse.ArgumentTypeError(f"`{text}` is no whole number above 0, such as 25000000")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""What a round costs the lines of a busy leader and of the coordinator: worked out from the rules, not played.
+"""What a round costs the lines of a busy leader, keeper and coordinator: worked out from the rules, not played.
 
 A module is counted through which most paths go, when everybody trains. Its leader, its mirrors and the archive take in
 each contribution that a version counts, and each of them from its author; before, the leader sent it on to the others.
@@ -6,16 +6,24 @@ A light archive takes the updates of all modules instead; what it makes again it
 (owner/archive.py). Where volunteers measure for it, it takes the signed documents, and the parameters of every
 `SNAPSHOTS`-th version. Versions went to every trainer from the leader, the mirrors and the coordinator, which shared
 that evenly, before trainers had turns; now an owner sends at most two copies, and the coordinator none.
+
+Keepers bring what makes the versions of their ranges again (protocol/keeping.py). Which peer has how many of the ranges
+that grow at the same time is a matter of lots: these are drawn for peers with made-up ids.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dipaco_p2p.config import SHARES_MAX
 from dipaco_p2p.core.outer.compress import CODECS
+from dipaco_p2p.protocol.keeping import KEEPERS, RANGE_VERSIONS, SHARES, Range, keepers
+from dipaco_p2p.protocol.signing import PeerId
+from dipaco_p2p.topology import ModuleId
 from peers.path.claiming import DRAWN
 
 COPIES = 2
@@ -24,6 +32,10 @@ SHARE_BYTES, SIGNED_BYTES = 430, 1000
 """Of a share in a version's document; of an appraisal or a check (node/calls.py)."""
 JUDGES = MEASURERS = 2
 FLOAT_BYTES = 4
+STATE_FLOATS = 3
+"""Of a parameter: itself, momentum and residual, which a range begins with."""
+RANGES_DRAWN = 9
+"""Of so many ranges that follow each other the busiest keeper is looked for: the median counts."""
 SNAPSHOTS = 50
 """Every so many versions the default run file has a light archive keep the parameters."""
 
@@ -51,6 +63,11 @@ class Load:
     """Versions that it sent before trainers had turns."""
     leader_out: float
     """Versions that it sends now."""
+    keepers: int
+    keeper_in: float
+    """What a keeper brings for others, on average,"""
+    busiest_keeper_in: float
+    """and the one with the most ranges."""
     coordinator_before: float
     """Versions of all modules that the coordinator sent."""
     coordinator_in: float
@@ -76,11 +93,13 @@ def load(
     downlink: str,
     round_s: float,
     owners: int = 3,
+    contributions_max: int = SHARES_MAX,
+    keepers: int = 100,
 ) -> Load:
-    """Of a grid of modules of `values` parameters each."""
+    """Of a grid of modules of `values` parameters each, where so many volunteers are `keepers` of all that they can."""
     paths, width = math.prod(widths), min(widths)
     through = paths // width
-    places = max(1, int(DRAWN * (SHARES_MAX // through)))
+    places = max(1, int(DRAWN * (contributions_max // through)))
     contributions = through * max(1, min(volunteers // paths, places))
     trainers = max(1, volunteers // width)
     payload, update = CODECS[uplink].tensor_bytes(values), CODECS[downlink].tensor_bytes(values)
@@ -89,6 +108,7 @@ def load(
         return bytes_ * 8 / 1e6 / round_s
 
     shared, modules = trainers / (owners + 1), sum(widths)
+    kept = contributions * payload + update + STATE_FLOATS * FLOAT_BYTES * values / RANGE_VERSIONS
     signed = modules * contributions * (SHARE_BYTES + JUDGES * SIGNED_BYTES) + paths * MEASURERS * SIGNED_BYTES
     return Load(
         volunteers=volunteers,
@@ -103,12 +123,26 @@ def load(
         work_before=mbit(contributions * payload * owners),
         leader_before=mbit(shared * update),
         leader_out=mbit(min(COPIES, trainers / owners) * update),
+        keepers=keepers,
+        keeper_in=mbit(kept * modules * min(KEEPERS, keepers) / keepers),
+        busiest_keeper_in=mbit(kept * most_ranges(widths, count=keepers)),
         coordinator_before=mbit(shared * update * modules),
         coordinator_in=mbit(contributions * payload * modules),
         light_in=mbit(update * modules),
         bare_in=mbit(signed + FLOAT_BYTES * values * modules / SNAPSHOTS),
         measuring=mbit(MEASURERS * paths * len(widths) * FLOAT_BYTES * values / volunteers),
     )
+
+
+def most_ranges(widths: Sequence[int], *, count: int) -> float:
+    """Of how many modules one of so many keepers keeps the newest range, where it is the one with most."""
+    modules = [ModuleId(level, index) for level, width in enumerate(widths) for index in range(width)]
+    offers = {PeerId(f"keeper {number}"): SHARES for number in range(count)}
+    found = []
+    for number in range(RANGES_DRAWN):
+        chosen = (peer for module in modules for peer in keepers("lines", Range(module, number), offers))
+        found.append(max(Counter(chosen).values()))
+    return statistics.median(found)
 
 
 def rows(loads: Sequence[Load], *, up_mbit: float, down_mbit: float) -> Iterator[str]:
@@ -130,3 +164,4 @@ def rows(loads: Sequence[Load], *, up_mbit: float, down_mbit: float) -> Iterator
             f"            coordinator: in {one.coordinator_in:.1f}; with a light archive {one.light_in:.2f}, where"
             f" volunteers measure {one.bare_in:.2f} (each {one.measuring:.2f})"
         )
+        yield f"            {one.keepers} keepers: in {one.keeper_in:.1f}; the busiest {one.busiest_keeper_in:.1f}"

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from dipaco_p2p.config import SHARES_MAX, RoundsConfig
+from dipaco_p2p.config import RoundsConfig
 from dipaco_p2p.node.neighbourhood import PROBED_MAX
 from dipaco_p2p.protocol import owners
 from dipaco_p2p.protocol.claims import drawn
@@ -102,7 +102,7 @@ class Swarm:
             self.modules[module] = Led(module, paths, Round(number=0, expected=frozenset(paths)))
         self.of = {path: [self.modules[module] for module in path.modules()] for path in self.claims}
         self.nobody: dict[PathId, dict[PeerId, Claim]] = {path: {} for path in self.claims}
-        self.places = int(DRAWN * (SHARES_MAX // (self.topology.path_count // min(widths))))
+        self.places = int(DRAWN * (self.rounds.contributions_max // (self.topology.path_count // min(widths))))
         """Of each path in a round."""
         self.shares: dict[int, float] = {}
         self.progress: dict[PathId, int] = {}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ..config import SHARES_MAX, RunConfig, check_protocol
+from ..config import RunConfig, check_protocol
 from ..core.model.layout import Layout, module_layout
 from ..core.outer.codec import Compressed
 from ..core.outer.compress import bytes_max, decode_compressed
@@ -134,7 +134,7 @@ class Run:
 
     def places(self, module: ModuleId) -> int:
         """How many contributions of one path a version of `module` counts at most."""
-        return SHARES_MAX // (self.topology.path_count // self.topology.widths[module.level])
+        return self.config.rounds.contributions_max // (self.topology.path_count // self.topology.widths[module.level])
 
     @cached_property
     def places_min(self) -> int:

@@ -119,6 +119,9 @@ def test_a_leader_sends_two_copies_of_a_version_and_no_work_however_many_train_t
     assert few.author_out == many.author_out < few.work_before < many.work_before
     assert (few.contributions, few.trainers, many.trainers) == (16, 16, 625)
     assert many.contributions <= SHARES_MAX and many.leader_in < 10
+    assert many.keeper_in < many.busiest_keeper_in < 10
+    bounded = load(10_000, round_s=600.0, **kinds | {"uplink": "int4", "contributions_max": 64})
+    assert bounded.contributions == 48 and bounded.leader_in < 10
     half = load(10_000, round_s=300.0, **kinds)
     assert half.leader_out == pytest.approx(2 * many.leader_out)
     assert half.contributions_of(half.leader_in) in (half.contributions, half.contributions - 1)
@@ -126,7 +129,14 @@ def test_a_leader_sends_two_copies_of_a_version_and_no_work_however_many_train_t
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--modelled", "many"], ["--counted", "1"], ["--grid", "0x4"], ["--round-s", "0"], ["--path-values", "a few"]],
+    [
+        ["--modelled", "many"],
+        ["--counted", "1"],
+        ["--grid", "0x4"],
+        ["--round-s", "0"],
+        ["--path-values", "a few"],
+        ["--keepers", "0"],
+    ],
 )
 def test_bad_input_is_one_clear_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

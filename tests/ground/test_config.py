@@ -161,6 +161,10 @@ def test_no_module_is_shared_by_more_paths_than_a_version_can_count() -> None:
     ]
     with pytest.raises(ConfigError, match="441 paths go through one module, limit 384"):
         RunConfig(model=ModelConfig(levels=tuple(wide)))
+    with pytest.raises(ConfigError, match="4 paths go through one module, limit 1") as refused:
+        RunConfig(rounds=RoundsConfig(contributions_max=1))
+    assert "contributions_max" in refused.value.hint
+    assert "contributions_max" not in plain(RunConfig(rounds=RoundsConfig())), "earlier runs keep their ids"
 
 
 @pytest.mark.parametrize("part", PARTS)

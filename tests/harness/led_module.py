@@ -13,7 +13,7 @@ from runtime_harness import TinyLeader, World, offer
 from tiny_run import contribution_of, gradient_bytes, tiny_config
 from virtual_time import eventually
 
-from dipaco_p2p.config import CompressionConfig
+from dipaco_p2p.config import SHARES_MAX, CompressionConfig
 from dipaco_p2p.core.outer.compress import INT8
 from dipaco_p2p.errors import Refused
 from dipaco_p2p.node.node import Member
@@ -54,9 +54,11 @@ class Stage:
 
 
 @asynccontextmanager
-async def on_stage(folder: Path, *, rounds: int = 9, staleness: int = 1, **faults: Any) -> AsyncIterator[Stage]:
+async def on_stage(
+    folder: Path, *, rounds: int = 9, staleness: int = 1, contributions_max: int = SHARES_MAX, **faults: Any
+) -> AsyncIterator[Stage]:
     config = replace(tiny_config(rounds=rounds), compression=CompressionConfig(uplink=INT8))
-    config = replace(config, rounds=replace(config.rounds, staleness=staleness))
+    config = replace(config, rounds=replace(config.rounds, staleness=staleness, contributions_max=contributions_max))
     async with World(folder, config=config, **faults) as world:
         leader = world.leader(50)
         owner = await leader.lead(MODULE)

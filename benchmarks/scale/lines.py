@@ -108,7 +108,7 @@ def load(
         return bytes_ * 8 / 1e6 / round_s
 
     shared, modules = trainers / (owners + 1), sum(widths)
-    kept = contributions * payload + update + STATE_FLOATS * FLOAT_BYTES * values / RANGE_VERSIONS
+    kept = contributions * payload + STATE_FLOATS * FLOAT_BYTES * values / RANGE_VERSIONS
     signed = modules * contributions * (SHARE_BYTES + JUDGES * SIGNED_BYTES) + paths * MEASURERS * SIGNED_BYTES
     return Load(
         volunteers=volunteers,

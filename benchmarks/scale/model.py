@@ -102,7 +102,7 @@ class Swarm:
             self.modules[module] = Led(module, paths, Round(number=0, expected=frozenset(paths)))
         self.of = {path: [self.modules[module] for module in path.modules()] for path in self.claims}
         self.nobody: dict[PathId, dict[PeerId, Claim]] = {path: {} for path in self.claims}
-        self.places = int(DRAWN * (self.rounds.contributions_max // (self.topology.path_count // min(widths))))
+        self.places = max(1, int(DRAWN * (self.rounds.contributions_max // (self.topology.path_count // min(widths)))))
         """Of each path in a round."""
         self.shares: dict[int, float] = {}
         self.progress: dict[PathId, int] = {}

@@ -164,8 +164,10 @@ class ArchiveChains(Chains):
         super().__init__(node)
         self.archive = archive
         self.is_closed = is_closed
-        self.find_kept = archive.find_stored
         self._listeners: list[Callable[[ModuleVersion], None]] = []
+
+    def find_stored(self, contribution: str) -> bytes | None:
+        return self.archive.find_stored(contribution)
 
     def __getitem__(self, module: ModuleId) -> ArchiveChain:
         if module not in self._chains:

@@ -326,6 +326,25 @@ async def test_a_blob_of_one_part_has_that_parts_digest(tmp_path: Path) -> None:
         assert found.challenges.kept(MODULE) and not list(found.world.seed.node.store.folder.glob("documents/parts-*"))
 
 
+async def test_nobody_is_barred_for_what_an_earlier_release_forgot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its archive took no parts down: what keepers answer is compared, and those who have it prove it."""
+    monkeypatch.setattr(challenges, "PROOF_BYTES_MAX", 64)
+    async with on_keepers(tmp_path, count=4) as found:
+        await found.looks(2)
+        store = found.world.seed.node.store
+        for version in range(1, 11):
+            for ref in refs_of_version(found.world.seed.archive, MODULE, version) or ():
+                store.drop(ref.digest)
+        await found.challenged()
+        await found.world.clock.sleep((LATE_LIVES + 1) * found.world.run.config.liveness.heartbeat_ttl_s)
+        await found.looks()
+        await found.challenged(FAILURES_MAX)
+        tested = found.challenges.tested.values()
+        assert tested and not any(one.failures or one.barred_until_s for one in tested)
+
+
 async def test_what_a_disk_has_changed_is_found_by_its_keeper_and_fetched_again(tmp_path: Path) -> None:
     async with on_keepers(tmp_path, count=3) as found:
         await found.looks(2)

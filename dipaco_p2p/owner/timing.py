@@ -26,7 +26,9 @@ class Timing:
         self._is_proven = is_proven
         self.arrivals = Arrivals(paths=len(node.run.topology.paths_through(module)))
         self._came_s: dict[tuple[int, PathId], float] = {}
-        """When each path first came from a version, of those that may still have an open round."""
+        """When each path first came from a version, of those that may still have an open round: as this peer saw it, or
+        when it took the round over."""
+        self._began_s = node.clock.now_s()
 
     def arrived(self, document: Contribution) -> None:
         """It was admitted just now, by this peer or by the leader, which has handed it on."""
@@ -44,7 +46,9 @@ class Timing:
         """The round that this peer goes on with as a new leader. If all paths are in, further claimants have had their
         time since the last one came, as this peer saw it; a path that is missing has a whole deadline once more."""
         came_s = [self._came_s.get((round_.number, path)) for path in round_.expected & round_.paths]
-        seen_s = [at_s for at_s in came_s if at_s is not None]
+        seen_s, now_s = [at_s for at_s in came_s if at_s is not None], self._node.clock.now_s()
+        for path in round_.paths:
+            self._came_s.setdefault((round_.number, path), now_s)
         return replace(round_, last_s=max(seen_s)) if len(seen_s) == len(round_.expected) else round_
 
     def deadline_s(self) -> float:
@@ -57,16 +61,17 @@ class Timing:
 
     def is_awaited(self, peer: PeerId, path: PathId, *, number: int) -> bool:
         """Whether the round that follows version `number` waits for a claimant of `path` beside others. Anybody may
-        claim, so a peer that has never worked has less time: of its own, not from the last path on. One that came when
-        the path was in already begins with the next round: new keys would make the round wait as long as they come."""
+        claim, so a peer that has never worked has less time: of its own, not from the last path on, and one life of a
+        heartbeat where nobody knows yet what a path takes. One that came when the path was in already begins with the
+        next round: new keys would make the round wait as long as they come."""
         if self._is_proven(peer):
             return True
         replicas_s, claimed_s = self.replicas_s(), self._node.watch.sightings.claimed_s(peer, path)
         came_s = self._came_s.get((number, path))
         if claimed_s is not None and came_s is not None and claimed_s > came_s:
             return False
-        if replicas_s is None or not waits_for_newcomers(number):
-            return waits_for_newcomers(number)
-        opened_s = self.arrivals.opened_s.get(number)
-        since_s = max(-math.inf if each is None else each for each in (claimed_s, opened_s))
-        return self._node.clock.now_s() < since_s + replicas_s
+        if not waits_for_newcomers(number):
+            return False
+        wait_s = self._node.run.config.liveness.heartbeat_ttl_s if replicas_s is None else replicas_s
+        since_s = max(self.arrivals.opened_s.get(number, self._began_s), -math.inf if claimed_s is None else claimed_s)
+        return self._node.clock.now_s() < since_s + wait_s

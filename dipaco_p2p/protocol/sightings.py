@@ -10,7 +10,8 @@ seen itself and by what the leaders say of the work that came in:
   never worked; then a single round is enough that began and ended without it, unless so many claim the path that not
   all of them train each round).
 - *Newcomers share their chance.* Keys are free, so a chance for each would be one without an end. Once a claimant that
-  never worked has used up its chance, no other weighs on that path before it has worked, for REST_ROUNDS rounds.
+  never worked has used up its chance, no other weighs on that path before it has worked, for REST_ROUNDS rounds; and
+  while newcomers rest like this on half of the paths, at least on two, none weighs on the others either.
 - *An idle claim weighs nothing*: nobody yields to it or waits for it, and its path is free. It weighs again as soon
   as its author's work is in a round. Whoever moves on without having worked takes the used chance along.
 - *Refused work does not count as work.* If a leader says that it refused a claimant's work, and no module of the path
@@ -48,6 +49,8 @@ SENDING_DEADLINES = 6.0
 """A slow line takes several; without a bound a peer that sends a byte now and then would hold a path."""
 REST_ROUNDS = 8
 """How long newcomers of a path have no chance after one of them has wasted it."""
+REST_PATHS_MIN = 2
+"""A single volunteer that dies before its first work ends no other newcomer's chance elsewhere."""
 GONE_MAX = 1024
 """Claimants without a live claim that are remembered: they may come back."""
 
@@ -127,6 +130,8 @@ class Sightings:
         self._peers: dict[PeerId, _Sight] = {}
         """The one that was seen last comes last."""
         self._paths: dict[PathId, _Path] = {}
+        self._all_rest = False
+        """Whether newcomers weigh on no path: on so many they have wasted their chance."""
 
     def weighing(self, path: PathId, claims: Mapping[PeerId, Claim], *, now_s: float) -> dict[PeerId, Claim]:
         """Those of the live `claims` of `path`, just read, that weigh, with the age that they count with."""
@@ -190,6 +195,8 @@ class Sightings:
                 # We may have heard that a round began when it was half over, and of a claim in the same look.
                 since_s = sight.seen_s + self._ttl_s / 3
                 sight.is_idle |= sight.is_newcomer and since_s <= ended_s.get(path, -math.inf)
+        resting = sum(known.progress < known.rests_until for known in self._paths.values())
+        self._all_rest = resting >= max(REST_PATHS_MIN, len(self._paths) / 2)
         for sight in self._peers.values():
             sight.is_idle |= sight.is_newcomer and self._rests(sight.claim.path)
 
@@ -261,8 +268,9 @@ class Sightings:
             sight.is_idle = True
 
     def _rests(self, path: PathId) -> bool:
-        """Whether an earlier newcomer on `path` has used up the chance of those that come now."""
-        return path in self._paths and self._paths[path].progress < self._paths[path].rests_until
+        """Whether earlier newcomers have used up the chance of those that come to `path` now."""
+        known = self._paths.get(path)
+        return self._all_rest or (known is not None and known.progress < known.rests_until)
 
     def _forget(self) -> None:
         """Those that were seen longest ago. All live ones stay, or a crowd would get its chance again and again."""

@@ -14,7 +14,7 @@ from dipaco_p2p.topology import ModuleId, PathId
 TTL_S = 10.0
 DEADLINE_S = 20.0
 HERE, THERE = PathId((0, 0)), PathId((0, 1))
-ME, HONEST, IDLE = PeerId("me"), PeerId("honest"), PeerId("idle")
+ME, HONEST, IDLE, NEW = PeerId("me"), PeerId("honest"), PeerId("idle"), PeerId("new")
 Works = Mapping[PathId, Collection[PeerId]]
 
 PLACES = 8
@@ -23,9 +23,10 @@ EARLIER = PeerId("earlier")
 
 
 class Scene:
-    """What one peer sees of a grid of two paths that share their first module; all leaders are at one version."""
+    """What one peer sees of a grid of two paths that share their first module, or of others; all leaders are at one
+    version."""
 
-    def __init__(self) -> None:
+    def __init__(self, paths: Collection[PathId] = (HERE, THERE)) -> None:
         self.sightings = Sightings(ME, ttl_s=TTL_S, deadline_max_s=DEADLINE_S, places=PLACES, earlier=[EARLIER])
         self.now_s = 1000.0
         self.version = 0
@@ -34,7 +35,7 @@ class Scene:
         """The module whose leader alone has what is in the open round."""
         self.counted: list[Works] = []
         self.sending: tuple[PeerId, ...] = ()
-        self.live: dict[PathId, dict[PeerId, Claim]] = {HERE: {}, THERE: {}}
+        self.live: dict[PathId, dict[PeerId, Claim]] = {path: {} for path in paths}
         self.look()
 
     def claim(self, peer: PeerId, path: PathId = HERE, *, since_s: float | None = None) -> None:
@@ -60,7 +61,7 @@ class Scene:
         self.look()
         self.now_s += after_s
         rounds, standings = {}, {}
-        for path in (HERE, THERE):
+        for path in self.live:
             for module in path.modules():
                 rounds[module] = OpenRound(
                     version=self.version,

@@ -65,6 +65,27 @@ def test_a_newcomer_has_the_time_of_further_claimants_since_it_claimed(claimed_s
     assert scene.is_awaited(WAITING, WORKER)
 
 
+@pytest.mark.parametrize("claimed_s", [None, START_S + 7.0])
+def test_a_leader_that_has_seen_no_path_come_waits_a_life_of_a_heartbeat(claimed_s: float | None) -> None:
+    """Attack: it knew nothing of the first round that it took over, and so waited a whole deadline for new keys."""
+    scene = Scene(claimed_s)
+    assert scene.timing.replicas_s() is None
+    ends_s = (claimed_s or START_S) + scene.run.config.liveness.heartbeat_ttl_s
+    for scene.now_s, is_awaited in ((ends_s - 0.1, True), (ends_s, False)):
+        assert scene.is_awaited(0) is is_awaited
+    assert scene.is_awaited(0, WORKER)
+
+
+@pytest.mark.parametrize(("claimed_s", "is_awaited"), [(START_S - 1, True), (START_S + 1, False)])
+def test_what_is_in_when_a_leader_takes_over_is_in_since_then_at_the_latest(claimed_s: float, is_awaited: bool) -> None:
+    scene = Scene(claimed_s)
+    first, *others = scene.run.topology.paths_through(MODULE)
+    opened = Round(number=0, expected=frozenset([first, *others])).contributed(first, WORKER, now_s=START_S)
+    scene.timing.taken_over(opened)
+    scene.now_s = START_S + 2
+    assert scene.is_awaited(0) is is_awaited
+
+
 def came(scene: Scene, path: PathId, *, at_s: float) -> None:
     """Work on the path from version 0 was admitted, as this peer sees it."""
     scene.now_s = at_s

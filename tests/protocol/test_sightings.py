@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from sightings_scene import DEADLINE_S, EARLIER, HERE, HONEST, IDLE, ME, PLACES, THERE, TTL_S, Scene
+from sightings_scene import DEADLINE_S, EARLIER, HERE, HONEST, IDLE, ME, NEW, PLACES, THERE, TTL_S, Scene
 
 from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.rounds import Entry, OpenRound, Standing
@@ -19,7 +19,7 @@ from dipaco_p2p.protocol.sightings import (
     Sightings,
 )
 from dipaco_p2p.protocol.signing import PeerId
-from dipaco_p2p.topology import ModuleId
+from dipaco_p2p.topology import ModuleId, PathId
 
 
 @pytest.mark.parametrize(("has_worked", "deadlines"), [(False, FIRST_CHANCE_DEADLINES), (True, CHANCE_DEADLINES)])
@@ -160,6 +160,29 @@ def test_newcomers_have_a_chance_again_when_their_path_has_gone_on_for_long() ->
         scene.works(works)
         scene.publish()
         scene.tell()
+
+
+def test_newcomers_that_waste_their_chance_on_half_of_the_paths_have_none_on_the_others() -> None:
+    """Attack: new keys on every path. Whenever a volunteer had moved on, they kept others from the path that it left,
+    for half a deadline each time."""
+    paths = [PathId((level, index)) for level in range(2) for index in range(2)]
+    for wasted, weighs in ((1, True), (2, False)):
+        scene = Scene(paths)
+        for path in paths[:wasted]:
+            scene.claim(PeerId(f"key on {path}"), path)
+        scene.tell()
+        scene.tell(after_s=FIRST_CHANCE_DEADLINES * DEADLINE_S)
+        scene.claim(IDLE, paths[3])
+        assert (IDLE in scene.weighing(paths[3])) is weighs
+        scene.works({paths[3]: [IDLE]})
+        scene.tell()
+        assert scene.weighing(paths[3]) == {IDLE}, "it has worked"
+        for _ in range(REST_ROUNDS):
+            scene.works({path: [HONEST] for path in paths})
+            scene.publish()
+            scene.tell()
+        scene.claim(NEW, paths[3])
+        assert scene.weighing(paths[3]) >= {NEW}, "the paths have gone on for long"
 
 
 def test_who_has_worked_keeps_its_chance_while_newcomers_have_none() -> None:

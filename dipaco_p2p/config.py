@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from . import __version__
 from .errors import ConfigError, WrongRun
 from .strict import added, bounded
-from .topology import Topology
+from .topology import ModuleId, Topology
 
 PROTOCOL_VERSION = 20
 """Raised when two versions of the program could misunderstand each other."""
@@ -355,6 +355,15 @@ class RunConfig:
     @property
     def topology(self) -> Topology:
         return self.model.topology
+
+    def places(self, module: ModuleId) -> int:
+        """How many contributions of one path a version of `module` counts at most."""
+        return self.rounds.contributions_max // (self.topology.path_count // self.topology.widths[module.level])
+
+    @property
+    def places_min(self) -> int:
+        """Of the modules of any path, the least: each has one of each level."""
+        return self.rounds.contributions_max // (self.topology.path_count // min(self.topology.widths))
 
     @property
     def audited(self) -> int:

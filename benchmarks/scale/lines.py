@@ -21,13 +21,12 @@ from dataclasses import dataclass
 
 from dipaco_p2p.config import SHARES_MAX
 from dipaco_p2p.core.outer.compress import CODECS
+from dipaco_p2p.protocol.claims import places_drawn
+from dipaco_p2p.protocol.fan_out import COPIES
 from dipaco_p2p.protocol.keeping import KEEPERS, RANGE_VERSIONS, SHARES, Range, keepers
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.topology import ModuleId
-from peers.path.claiming import DRAWN
 
-COPIES = 2
-"""Of a version that an owner sends (protocol/fan_out.py)."""
 SHARE_BYTES, SIGNED_BYTES = 430, 1000
 """Of a share in a version's document; of an appraisal or a check (node/calls.py)."""
 JUDGES = MEASURERS = 2
@@ -99,7 +98,7 @@ def load(
     """Of a grid of modules of `values` parameters each, where so many volunteers are `keepers` of all that they can."""
     paths, width = math.prod(widths), min(widths)
     through = paths // width
-    places = max(1, int(DRAWN * (contributions_max // through)))
+    places = places_drawn(contributions_max // through)
     contributions = through * max(1, min(volunteers // paths, places))
     trainers = max(1, volunteers // width)
     payload, update = CODECS[uplink].tensor_bytes(values), CODECS[downlink].tensor_bytes(values)

@@ -23,7 +23,7 @@ from functools import partial
 from dipaco_p2p.config import RoundsConfig
 from dipaco_p2p.node.neighbourhood import PROBED_MAX
 from dipaco_p2p.protocol import owners
-from dipaco_p2p.protocol.claims import drawn
+from dipaco_p2p.protocol.claims import drawn, places_drawn
 from dipaco_p2p.protocol.documents import MIRRORS_MAX
 from dipaco_p2p.protocol.liveness import Claim, Heartbeat
 from dipaco_p2p.protocol.neighbours import PLACE_BITS, place
@@ -31,7 +31,6 @@ from dipaco_p2p.protocol.rounds import Awaited, Round, RoundState, everybody, wa
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.summaries import Need, draw_path, share_moving
 from dipaco_p2p.topology import PathId, Topology
-from peers.path.claiming import DRAWN
 
 from .churned import CRASHES, REGION, REGION_S, RETURN_S, Churn
 from .costs import (
@@ -102,7 +101,7 @@ class Swarm:
             self.modules[module] = Led(module, paths, Round(number=0, expected=frozenset(paths)))
         self.of = {path: [self.modules[module] for module in path.modules()] for path in self.claims}
         self.nobody: dict[PathId, dict[PeerId, Claim]] = {path: {} for path in self.claims}
-        self.places = max(1, int(DRAWN * (self.rounds.contributions_max // (self.topology.path_count // min(widths)))))
+        self.places = places_drawn(self.rounds.contributions_max // (self.topology.path_count // min(widths)))
         """Of each path in a round."""
         self.shares: dict[int, float] = {}
         self.progress: dict[PathId, int] = {}

@@ -28,6 +28,8 @@ from dipaco_p2p.node.sizes import (
 )
 from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.program.text import in_bytes
+from dipaco_p2p.protocol.claims import places_drawn
+from dipaco_p2p.protocol.fan_out import COPIES
 from dipaco_p2p.swarm.blobs.bandwidth import MBIT_BYTES
 from dipaco_p2p.topology import ModuleId
 
@@ -110,6 +112,18 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """One round of the busiest leader; a mirror takes in as much."""
+
+    module: str
+    contributions: int
+    """That its version counts."""
+    down_bytes: int
+    up_bytes: int
+    """The version, to the first that hand it on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
     """In bytes; the seed's at the end of the run, with what its archive keeps by then."""
 
@@ -166,6 +180,7 @@ class Plan:
     """What comes to the coordinator's archive for each round of the grid, besides signed documents."""
     advice: Advice | None = None
     """Which codecs suit that pace; None where it is not known."""
+    leader: Leader
 
     @property
     def line_s(self) -> float:
@@ -221,6 +236,7 @@ def plan(
         line=line,
         training=_training(config, line_s=each.line_s, volunteers=volunteers, tokens_per_s=tokens_per_s),
         coordinator_down_bytes=_coordinator_down(config, volunteers, retention or Retention()),
+        leader=_leader(config, levels, volunteers),
         advice=_advice(config, each, line, steps_s=_tokens_a_round(config) / tokens_per_s) if tokens_per_s else None,
     )
 
@@ -239,8 +255,8 @@ def _training(config: RunConfig, *, line_s: float, volunteers: int, tokens_per_s
     turns = math.ceil(config.topology.path_count / volunteers)
     steps_s = _tokens_a_round(config) / tokens_per_s
     round_s = turns * (steps_s if config.rounds.overlap and steps_s >= line_s else steps_s + line_s)
-    warmup_s = config.warmup.rounds * (steps_s + line_s)
-    return Training(tokens_per_s=tokens_per_s, round_s=round_s, run_s=warmup_s + config.rounds.rounds * round_s)
+    run_s = config.warmup.rounds * (steps_s + line_s) + config.rounds.rounds * round_s
+    return Training(tokens_per_s=tokens_per_s, round_s=round_s, run_s=run_s)
 
 
 def tokens_of(text_bytes: int, vocab_size: int) -> int:
@@ -252,14 +268,13 @@ def tokens_of(text_bytes: int, vocab_size: int) -> int:
 
 def _levels(config: RunConfig) -> tuple[Level, ...]:
     sizes = [module_size(config, ModuleId(level, 0)) for level in range(len(config.topology.widths))]
-    codecs = config.compression
     return tuple(
         Level(
             level=level,
             modules=width,
             parameters=size,
-            up_bytes=bytes_max(size, codecs.uplink),
-            down_bytes=bytes_max(size, codecs.downlink),
+            up_bytes=bytes_max(size, config.compression.uplink),
+            down_bytes=bytes_max(size, config.compression.downlink),
         )
         for level, (width, size) in enumerate(zip(config.topology.widths, sizes, strict=True))
     )
@@ -329,9 +344,22 @@ def _seed_disk(config: RunConfig, *, tokens: int, volunteers: int, retention: Re
     return {**found, "seed": seed, "seed_round": grown, "seed_whole": whole["seed_whole"]}
 
 
+def _leader(config: RunConfig, levels: tuple[Level, ...], volunteers: int) -> Leader:
+    """Of the module whose leader takes in the most bytes."""
+    trained = _trained(config, volunteers)
+    busiest = max(levels, key=lambda level: level.up_bytes / level.modules)
+    contributions = trained // busiest.modules
+    return Leader(
+        module=str(ModuleId(busiest.level, 0)),
+        contributions=contributions,
+        down_bytes=contributions * busiest.up_bytes,
+        up_bytes=min(COPIES, contributions) * busiest.down_bytes,
+    )
+
+
 def _coordinator_down(config: RunConfig, volunteers: int, retention: Retention) -> int:
-    """A full archive takes all contributions; a light one a share of them, and updates, or the parameters that it needs
-    where volunteers measure for it."""
+    """A full archive takes all contributions; a light one a share of them, and updates, or where volunteers measure for
+    it the parameters that it needs."""
     contributions = _contributions(config, volunteers)
     if not retention.is_light:
         return contributions
@@ -379,12 +407,15 @@ def _versions(config: RunConfig, retention: Retention) -> int:
 
 
 def _contributions(config: RunConfig, volunteers: int) -> int:
-    """Of a round of one stage: each path at least once, replicas as often as there are volunteers for them."""
-    a_path = sum(
-        bytes_max(module_size(config, module), config.compression.uplink)
-        for module in config.topology.path(0).modules()
-    )
-    return max(config.topology.path_count, volunteers) * a_path
+    """Of a round of one stage."""
+    sizes = [module_size(config, module) for module in config.topology.path(0).modules()]
+    return _trained(config, volunteers) * sum(bytes_max(size, config.compression.uplink) for size in sizes)
+
+
+def _trained(config: RunConfig, volunteers: int) -> int:
+    """How often paths are trained in a round: each once at least, and by replicas as far as a version counts them."""
+    paths = config.topology.path_count
+    return min(max(paths, volunteers), paths * places_drawn(config.places_min))
 
 
 def show_plan(planned: Plan, *, is_json: bool, probe: Probe | None = None) -> None:
@@ -423,6 +454,9 @@ def _line_rows(planned: Plan) -> Iterator[tuple[str, str]]:
     yield "  up alone", _by({codec: size for codec, size in each.up_bytes_by_codec.items() if codec not in both_ways})
     speed = f"{line.up_mbit:g} Mbit/s up and {line.down_mbit:g} down"
     yield "  line", f"{_time(each.line_s)} at {speed}; a round waits {each.deadline_s:g} s at most for who is missing"
+    one = planned.leader
+    work = f"{in_bytes(one.down_bytes)} down for {one.contributions} contributions to {one.module}"
+    yield "  busiest leader", f"{work}, {in_bytes(one.up_bytes)} up for its version"
     yield "  coordinator", f"{in_bytes(planned.coordinator_down_bytes)} down for its archive, and signed documents"
     yield "whole run", f"{_time(planned.line_s)} of each volunteer's line, besides training"
     if (training := planned.training) is not None:
@@ -448,9 +482,8 @@ def _disk_rows(planned: Plan) -> Iterator[tuple[str, str]]:
     parts = {"text": disk.seed_text, "versions": disk.seed_versions, "contributions": disk.seed_contributions}
     yield "disk", f"{in_bytes(disk.volunteer)} of a volunteer; {in_bytes(disk.owner)} for each module that it owns"
     yield "  coordinator", f"{in_bytes(disk.seed)} at the end, with {planned.volunteers} volunteers: {_by(parts)}"
-    whole = (
-        f"{in_bytes(disk.seed_whole)} if [archive] kept all rounds" if disk.seed < disk.seed_whole else "all is kept"
-    )
+    is_less, more = disk.seed < disk.seed_whole, f"{in_bytes(disk.seed_whole)} if [archive] kept all rounds"
+    whole = more if is_less else "all is kept"
     yield "  each round", f"{in_bytes(disk.seed_round)} more; {whole}"
 
 

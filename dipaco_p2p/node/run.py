@@ -132,15 +132,6 @@ class Run:
             tokens_max=self.tokens_full,
         )
 
-    def places(self, module: ModuleId) -> int:
-        """How many contributions of one path a version of `module` counts at most."""
-        return self.config.rounds.contributions_max // (self.topology.path_count // self.topology.widths[module.level])
-
-    @cached_property
-    def places_min(self) -> int:
-        """Of the modules of any path, the least: each has one of each level."""
-        return min(map(self.places, self.topology.modules()))
-
     @cached_property
     def topology(self) -> Topology:
         return self.config.topology

@@ -250,7 +250,7 @@ def admission_rules(run: Run, ledger: Ledger, *, contributed: Mapping[Key, str])
         contributed=contributed,
         base_min=ledger.base_min,
         norms=ledger.norms,
-        places=run.places(ledger.module),
+        places=run.config.places(ledger.module),
     )
 
 

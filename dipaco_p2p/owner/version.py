@@ -358,7 +358,7 @@ def _check_counted(run: Run, version: ModuleVersion, *, norms: Norms, standings:
     if version.readmits is not None:
         check_readmits(run, version.readmits, standings)
     places = Counter(share.path for share in version.shares)
-    if places and max(places.values()) > run.places(version.module):
+    if places and max(places.values()) > run.config.places(version.module):
         raise IntegrityError(f"{name} counts too many contributions of one path")
     for share in version.shares:
         verdict = judge_norm(share.norm, norms, base=share.base_version)

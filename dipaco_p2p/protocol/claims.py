@@ -35,6 +35,9 @@ from .signing import PeerId
 PathCounts = Mapping[PathId, int]
 """How many claim each path."""
 NOTHING_TOLD: PathCounts = MappingProxyType({})
+DRAWN = 0.75
+"""Of the places that a version has for a path: late work wants some, and those who look at the claims at one moment do
+not all see the same."""
 
 
 class ClaimState(StrEnum):
@@ -96,6 +99,11 @@ def ranking(path: PathId, claims: Mapping[PeerId, Claim]) -> Sequence[PeerId]:
 def replicas(path: PathId, claims: PathClaims, told: PathCounts = NOTHING_TOLD) -> Sequence[PeerId]:
     """The claimants of `path` that stay, in their ranking: who trains a part of its shard, and which."""
     return [peer for peer in ranking(path, claims.get(path, {})) if not should_yield(peer, path, claims, told)]
+
+
+def places_drawn(places: int) -> int:
+    """How many claimants of a path train it in a round, where a version has so many places for it."""
+    return max(1, int(DRAWN * places))
 
 
 def drawn(path: PathId, claims: Collection[PeerId], *, round_number: int, places: int) -> frozenset[PeerId]:

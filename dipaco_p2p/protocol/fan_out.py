@@ -22,6 +22,9 @@ from dataclasses import dataclass
 
 from .signing import PeerId
 
+COPIES = 2
+"""Of a version that anybody sends, at most; an owner too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:

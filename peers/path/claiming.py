@@ -18,6 +18,7 @@ from dipaco_p2p.protocol.claims import (
     ClaimState,
     choose_path,
     drawn,
+    places_drawn,
     ranking,
     replicas,
     should_rotate,
@@ -33,10 +34,6 @@ DRAWS_MAX = 4
 """Paths that a try looks at: where more train than was told, another one is drawn."""
 ASKED_MAX = 4
 """Paths without anybody whose leaders are asked, in a look of one that might move there."""
-
-DRAWN = 0.75
-"""Of the places that a version has for a path, those that are drawn for: late work wants some, and those who look at
-the claims at one moment do not all see the same."""
 
 
 def first_round(progress: int, *, others: int) -> int:
@@ -149,9 +146,9 @@ class Claiming:
 
     def is_drawn(self, path: PathId, round_number: int) -> bool:
         """Whether we train `path` in this round, of more claimants perhaps than its modules' versions count."""
-        run, claims, me = self._node.run, self._node.watch.claims[path], self._node.peer
-        places = int(DRAWN * run.places_min)
-        return me in drawn(path, {*claims, me}, round_number=round_number, places=max(1, places))
+        claims, me = self._node.watch.claims[path], self._node.peer
+        places = places_drawn(self._node.run.config.places_min)
+        return me in drawn(path, {*claims, me}, round_number=round_number, places=places)
 
     # -- choosing
 

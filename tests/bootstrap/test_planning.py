@@ -35,7 +35,7 @@ from bootstrap.planning.examine import (
 from bootstrap.planning.pace import tokens_per_s
 from bootstrap.planning.plan import Line, Plan, lines, plan
 from bootstrap.runfile import ArchiveConfig, CorpusConfig, RunFile, load_run_file
-from dipaco_p2p.config import MUON, CompressionConfig, RunConfig
+from dipaco_p2p.config import MUON, SHARES_MAX, CompressionConfig, RunConfig
 from dipaco_p2p.core.model.layout import hidden_values
 from dipaco_p2p.core.outer.compress import HEADER_BYTES_MAX
 from dipaco_p2p.errors import EnvironmentUnfit
@@ -335,6 +335,21 @@ def test_the_document_has_this_form(tmp_path: Path) -> None:
     assert found == golden
 
 
+def test_a_leader_takes_in_what_a_version_counts_and_no_more() -> None:
+    def planned(volunteers: int, contributions_max: int = SHARES_MAX) -> Plan:
+        config = replace(RunConfig(), rounds=replace(RunConfig().rounds, contributions_max=contributions_max))
+        return plan(config, text_bytes=10**7, line=LINE, volunteers=volunteers)
+
+    few, crowd, bounded = planned(4), planned(10_000), planned(10_000, 64)
+    for made, contributions in ((few, 4), (crowd, 288), (bounded, 48)):
+        assert made.leader.contributions == contributions and made.leader.module == "L0.M0"
+        assert made.leader.down_bytes == contributions * made.levels[0].up_bytes
+        assert made.coordinator_down_bytes == contributions * made.round.up_bytes
+    assert crowd.leader.up_bytes == few.leader.up_bytes == 2 * few.levels[0].down_bytes
+    assert few.disk.seed_contributions < bounded.disk.seed_contributions < crowd.disk.seed_contributions
+    assert any("48 contributions to L0.M0" in line for line in lines(bounded))
+
+
 def test_the_lines_say_path_codecs_memory_disk_and_line() -> None:
     text = "\n".join(lines(plan(RunConfig(), text_bytes=10**7, line=LINE)))
     for word in ("grid 1x2x2, 4 paths", "a path", "int8", "top128", "AdamW", "10 Mbit/s up", "coordinator", "bfloat16"):
@@ -380,7 +395,8 @@ def test_what_comes_to_the_coordinators_line_follows_from_its_archive() -> None:
         made = plan(RunConfig(), text_bytes=10**7, line=LINE, volunteers=volunteers, retention=retention)
         return made.coordinator_down_bytes
 
-    assert down(400) == 100 * down(4), "all contributions"
+    assert down(40) == 10 * down(4), "all contributions"
+    assert down(400) == down(10_000) == 72 * down(4), "as many of a path as are drawn for"
     light = down(4, remade=0.0)
     assert down(400, remade=0.0) == light < down(4)
     assert down(400, remade=0.5) == light + down(400) // 2

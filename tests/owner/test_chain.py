@@ -14,12 +14,13 @@ from tiny_run import SEED_NUMBER, gradient_bytes, granted, signer
 from trickling import trickle
 from virtual_time import eventually
 
+from dipaco_p2p.config import RunConfig
 from dipaco_p2p.errors import IntegrityError, Refused, Unreachable
 from dipaco_p2p.node.calls import GetBranch, GetChain, GetOpen
 from dipaco_p2p.node.items import items_reply
 from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.node import LEAST_BYTES_S, WAIT_S, serve_store
-from dipaco_p2p.node.run import APPRAISALS_BYTES_MAX, Run
+from dipaco_p2p.node.run import APPRAISALS_BYTES_MAX
 from dipaco_p2p.owner.outer_state import KeptState
 from dipaco_p2p.protocol.documents import BlobRef, ModuleVersion, Sealed, cosign, is_cosigned, seal
 from dipaco_p2p.protocol.reasons import Reason
@@ -181,9 +182,9 @@ async def test_a_leader_that_counts_too_many_of_one_path_is_not_cosigned(
     async with on_shelf(tmp_path, keeps_everything=keeps_everything) as shelf:
         shelf.adopt(ONE, term=1)
         version, _ = shelf.version(1)
-        monkeypatch.setattr(Run, "places", lambda run, module: 0)
+        monkeypatch.setattr(RunConfig, "places", lambda config, module: 0)
         await require_no(shelf.keep(version))
-        monkeypatch.setattr(Run, "places", lambda run, module: 1)
+        monkeypatch.setattr(RunConfig, "places", lambda config, module: 1)
         await shelf.keep(version)
 
 

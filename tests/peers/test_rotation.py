@@ -18,7 +18,6 @@ from dipaco_p2p.canonical import Parts, digest
 from dipaco_p2p.core.model.inner import InnerResult
 from dipaco_p2p.core.tensor_file import decode, encode
 from dipaco_p2p.errors import DipacoError
-from dipaco_p2p.node.run import Run
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Share
 from dipaco_p2p.protocol.rounds import notice_s
 from dipaco_p2p.topology import ModuleId, PathId
@@ -169,11 +168,9 @@ def test_replicas_of_one_path_train_disjoint_parts_and_all_count(tmp_path: Path)
     }
 
 
-async def test_of_more_replicas_than_a_version_counts_those_train_that_are_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Run, "places", lambda self, module: 4)  # of which three are drawn for
+async def test_of_more_replicas_than_a_version_counts_those_train_that_are_drawn(tmp_path: Path) -> None:
     config = replace(tiny_config(rounds=12, min_paths=1), model=MODEL.one_path())
+    config = replace(config, rounds=replace(config.rounds, contributions_max=4))  # of which three are drawn for
     async with World(tmp_path, config=config) as world:
         world.join_all()
         await world.finish()

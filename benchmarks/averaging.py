@@ -1,4 +1,5 @@
-"""`python -m benchmarks.averaging`: seconds and memory of an owner's average, and what it costs a trainer beside it.
+"""`python -m benchmarks.averaging`: seconds and memory of an owner's average, what it costs a trainer beside it, and
+the processor time that a busy leader needs for the work of a version.
 
 Every case is measured in a process of its own. Memory is the most that it had at once (VmHWM) above what it had before,
 so that neither what another measurement left behind counts, nor the outer state, which an owner holds all the time.
@@ -11,11 +12,13 @@ import os
 import statistics
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import numpy as np
 import torch
@@ -29,8 +32,11 @@ from dipaco_p2p.config import CompressionConfig, InnerConfig, LevelConfig, Model
 from dipaco_p2p.core.arrays import Floats
 from dipaco_p2p.core.outer.compress import CODECS, INT4, compress, encode_compressed
 from dipaco_p2p.core.outer.outer_step import OuterState
+from dipaco_p2p.node.ledger import Ledger
 from dipaco_p2p.node.run import Run
 from dipaco_p2p.node.store import Store
+from dipaco_p2p.owner.intake import Intake
+from dipaco_p2p.owner.originals import Originals
 from dipaco_p2p.owner.version import Admitted, Gradients, averaged, make_version, stored
 from dipaco_p2p.program.console import run_command
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, seal
@@ -52,16 +58,20 @@ class Wish:
     """Contributions to average."""
     steps: int = 40
     """Inner steps in each measurement of the trainer."""
+    replicas: int = 4
+    """Of each of the 16 paths, in a version of the busy leader."""
 
 
 def main(
     runs: Annotated[int, typer.Option(min=1, help="Measurements of each figure; medians are shown.")] = 5,
     round_s: Annotated[float, typer.Option(min=0.1, help="Seconds of a round in which one version is made.")] = 30.0,
+    replicas: Annotated[int, typer.Option(min=1, help="Of each of the 16 paths, for the busy leader.")] = 4,
     quick: Annotated[bool, typer.Option("--quick", help="A small module, two runs: for trying.")] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Average 2, 4, 8 and 16 contributions of every codec, each in a fresh process; then train beside an owner."""
-    wish = Wish(runs=runs, round_s=round_s)
+    """Average 2, 4, 8 and 16 contributions of every codec, each in a fresh process; then train beside an owner, and
+    take in and average the work of all replicas."""
+    wish = Wish(runs=runs, round_s=round_s, replicas=replicas)
     if quick:
         wish = replace(wish, runs=2, width=128, steps=3, round_s=1.0, counts=(2, 16))
     raise typer.Exit(run_command(lambda: run(wish, json_file=json_file)))
@@ -70,6 +80,7 @@ def main(
 MODULE = ModuleId(0, 0)
 PATHS = 16
 LEADER = Signer(b"\x01" * 32)
+T = TypeVar("T")
 Payload = tuple[BlobRef, float]
 """What the blob holds, and the norm of its outer gradient."""
 
@@ -87,11 +98,11 @@ def run_of(codec: str, *, width: int) -> Run:
     return Run(sealed_manifest(LEADER, config, sequences=1000))
 
 
-def fill(folder: Path, run: Run) -> list[Payload]:
-    """Put a payload of each path into the store in `folder`."""
+def fill(folder: Path, run: Run, *, replicas: int = 1) -> list[Payload]:
+    """Put payloads into the store in `folder`: one of each path, then the next replica of each."""
     store, size, found = Store(folder), run.layout(MODULE).size, list[Payload]()
     values = np.random.default_rng(0).standard_normal(size, dtype=np.float32) * np.float32(1e-3)
-    for number in range(PATHS):
+    for number in range(replicas * PATHS):
         compressed, _ = compress(np.roll(values, 1009 * number), codec=run.config.compression.uplink)
         found.append((store.put(encode_compressed(compressed)), compressed.norm()))
     return found
@@ -99,21 +110,22 @@ def fill(folder: Path, run: Run) -> list[Payload]:
 
 def admitted(folder: Path, run: Run, payloads: Sequence[Payload]) -> list[Admitted]:
     """Contributions of these payloads, which `fill` has put there, as the leader holds them."""
-    store, items = Store(folder), []
-    for path, (payload, norm) in zip(run.topology.paths_through(MODULE), payloads, strict=False):
+    store, paths, items = Store(folder), run.topology.paths_through(MODULE), []
+    for number, (payload, norm) in enumerate(payloads):
+        author = Signer((1 + number // PATHS).to_bytes(32, "big"))
         document = Contribution(
             run=run.id,
             module=MODULE,
-            path=path,
+            path=paths[number % PATHS],
             base_version=0,
             base_digest=genesis_version(run.manifest, MODULE).digest,
             payload=payload,
             steps=run.config.inner.steps,
             tokens=run.tokens_full,
             loss=5.0,
-            author=LEADER.peer,
+            author=author.peer,
         )
-        items.append(stored(run, store, MODULE, seal(LEADER, document), norm=norm))
+        items.append(stored(run, store, MODULE, seal(author, document), norm=norm))
     return items
 
 
@@ -162,7 +174,43 @@ def _work(folder: Path, run: Run, payloads: Sequence[Payload], what: str) -> Cal
     return lambda: make_version(run, parent, state, items, clip_norm=None, term=1, grant="0" * 64, author=LEADER.peer)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """Processor seconds, of all threads, that the work of one version takes its leader."""
+
+    contributions: int
+    taken_in: float
+    """To read and check each payload, measure it, and compare it with what came before."""
+    version: float
+    """To compare the replicas of each path, average, and make the version."""
+
+
+def busy(folder: Path, run: Run, payloads: Sequence[Payload]) -> Busy:
+    """In this process, which should do nothing else."""
+    items, store, originals = admitted(folder, run, payloads), Store(folder), Originals(run, MODULE)
+    intake = Intake(run, store, Ledger(run, store, MODULE), originals)
+
+    def take_in() -> None:
+        for item in items:
+            intake.require_original(item.sealed, intake.measure(item.sealed), has_receipt=False)
+
+    taken_in = _processor_s(take_in)
+    return Busy(
+        contributions=len(items),
+        taken_in=taken_in,
+        version=_processor_s(_work(folder, run, payloads, VERSION)),
+    )
+
+
+def _processor_s(work: Callable[[], object]) -> float:
+    began_s = time.process_time()
+    work()
+    return time.process_time() - began_s
+
+
 COUNT = 4
+ROUND_S = 600.0
+"""Of the busy leader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,13 +287,16 @@ Found = Mapping[str, Mapping[int, Mapping[str, Measured]]]
 def run(wish: Wish, *, json_file: Path | None) -> None:
     """Measure, print, and write."""
     found: dict[str, dict[int, dict[str, Measured]]] = {}
+    leaders: dict[str, Busy] = {}
     with tempfile.TemporaryDirectory(prefix="averaging-") as name:
         folder, payloads = Path(name), dict[str, list[Payload]]()
         for codec in CODECS:
-            own = payloads[codec] = fill(folder / codec, run_of(codec, width=wish.width))
-            found[codec] = {count: _measured(folder / codec, codec, own[:count], wish) for count in wish.counts}
+            run = run_of(codec, width=wish.width)
+            own = payloads[codec] = fill(folder / codec, run, replicas=wish.replicas)
+            found[codec] = {count: _measured(folder / codec, run, own[:count], wish) for count in wish.counts}
+            leaders[codec] = _in_fresh_process(busy, folder / codec, run, own)
         trained = beside(folder / INT4, run_of(INT4, width=wish.width), payloads[INT4], wish)
-    show(averages_table(found, runs=wish.runs), beside_table(trained, wish))
+    show(averages_table(found, runs=wish.runs), beside_table(trained, wish), busy_table(leaders))
     cases = [
         {"codec": codec, "contributions": count, "what": what} | asdict(measured)
         for codec, counts in found.items()
@@ -258,17 +309,19 @@ def run(wish: Wish, *, json_file: Path | None) -> None:
     }
     trainer = asdict(trained) | {"round_s": wish.round_s} | ratios
     figures = {"module": str(MODULE), "cases": cases, "memory of 16 over 2": memory_ratios(found), "trainer": trainer}
+    figures["busy leader"] = {codec: asdict(leader) for codec, leader in leaders.items()}
     write_json(json_file, figures)
 
 
-def _measured(folder: Path, codec: str, payloads: Sequence[Payload], wish: Wish) -> dict[str, Measured]:
+def _measured(folder: Path, run: Run, payloads: Sequence[Payload], wish: Wish) -> dict[str, Measured]:
     """Each kind of work in a process of its own."""
-    found = {}
-    for what in (AVERAGE, VERSION):
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
-            run = run_of(codec, width=wish.width)
-            found[what] = fresh.submit(measure, folder, run, payloads, what, runs=wish.runs).result()
-    return found
+    kinds = (AVERAGE, VERSION)
+    return {what: _in_fresh_process(partial(measure, runs=wish.runs), folder, run, payloads, what) for what in kinds}
+
+
+def _in_fresh_process(work: Callable[..., T], *parts: object) -> T:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+        return fresh.submit(work, *parts).result()
 
 
 def memory_ratios(found: Found) -> dict[str, dict[str, float]]:
@@ -312,6 +365,17 @@ def beside_table(trained: Beside, wish: Wish) -> Table:
     ]
     cells = [(what, f"{statistics.median(speeds):,.0f}", ratio) for what, speeds, ratio in rows]
     return table("Training beside an owner, one thread of torch", ("inner loop", "tokens/s", "of alone"), cells)
+
+
+def busy_table(leaders: Mapping[str, Busy]) -> Table:
+    """A row for each codec."""
+    rows = []
+    for codec, leader in leaders.items():
+        each = [1000 * seconds / leader.contributions for seconds in (leader.taken_in, leader.version)]
+        share = (leader.taken_in + leader.version) / ROUND_S
+        rows.append((codec, str(leader.contributions), *(f"{ms:.0f}" for ms in each), f"{share:.2%}"))
+    columns = ("codec", "contributions", "taking one in, ms", "its part of the version, ms", "of a core")
+    return table(f"A busy leader's processor time, rounds of {ROUND_S / 60:g} minutes", columns, rows)
 
 
 if __name__ == "__main__":

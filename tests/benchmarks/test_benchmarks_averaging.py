@@ -10,6 +10,7 @@ from benchmarks.averaging import (
     PATHS,
     VERSION,
     Beside,
+    Busy,
     Measured,
     Repeated,
     Wish,
@@ -17,6 +18,8 @@ from benchmarks.averaging import (
     averages_table,
     beside,
     beside_table,
+    busy,
+    busy_table,
     fill,
     measure,
     memory_ratios,
@@ -65,6 +68,18 @@ def test_ratios_are_of_the_runs_not_of_the_medians() -> None:
     alone, slowed = [10.0, 1.0, 4.0], [9.0, 0.5, 4.0]
     found = Beside(alone=alone, averaging=slowed, averages=3, round_alone=slowed, round_once=alone)
     assert list(beside_table(found, Wish(runs=3, round_s=30)).columns[2].cells) == ["", "0.900", "", "1.111"]
+
+
+def test_a_busy_leader_takes_in_every_replica_and_finds_no_copy(tmp_path: Path) -> None:
+    run = run_of(INT4, width=WIDTH)
+    found = busy(tmp_path, run, fill(tmp_path, run, replicas=3))
+    assert found.contributions == 3 * PATHS
+    assert found.taken_in > 0 < found.version
+
+
+def test_a_core_is_what_works_at_all_times_of_ten_minutes() -> None:
+    table = busy_table({INT4: Busy(contributions=100, taken_in=2.0, version=4.0)})
+    assert [list(column.cells) for column in table.columns] == [[INT4], ["100"], ["20"], ["40"], ["1.00%"]]
 
 
 def test_a_version_is_made_once_however_long_the_round() -> None:

@@ -209,6 +209,8 @@ class ArchiveChain(ModuleChain):
     def __init__(self, chains: ArchiveChains, module: ModuleId) -> None:
         super().__init__(chains, module, chains.archive.ledgers[module])
         self._archive_chains = chains
+        self._dropped: list[tuple[int, list[str]]] = []
+        """Payloads that retention has no need of, with the last final version when it said so."""
         self._head = 0
         """The newest version that a leader has told of."""
 
@@ -389,8 +391,15 @@ class ArchiveChain(ModuleChain):
         """None of them: retention decides."""
 
     def _prune(self, *, keep: int) -> None:
-        """What the archive's own retention says."""
-        self.chains.drop_payloads(self._archive_chains.archive.thinning.thin(self.ledger))
+        """What the archive's own retention says; a light one keeps the payloads a while, as every owner does."""
+        ledger, thinning = self.ledger, self._archive_chains.archive.thinning
+        if names := thinning.thin(ledger):
+            self._dropped.append((ledger.final, names))
+        until, staleness = ledger.final, self.node.run.config.rounds.staleness
+        if thinning.retention.is_light:
+            until = self.handover.until(ledger, keep=staleness + 2)
+        while self._dropped and self._dropped[0][0] <= until:
+            self.chains.drop_payloads(thinning.free(self._dropped.pop(0)[1]))
 
 
 @functools.lru_cache(maxsize=READ_MAX)

@@ -22,7 +22,7 @@ from ..canonical import Parts
 from ..errors import DipacoError, Refused, SwarmError, Unreachable
 from ..node.ledger import Ledger, RemoteLedger
 from ..node.node import Member, fetch_kept
-from ..node.reading import has_full_archive, vouched
+from ..node.reading import vouched
 from ..node.shardings import learn_shardings
 from ..program.files import reach
 from ..program.tasks import as_long_as
@@ -34,6 +34,7 @@ from ..protocol.versions import bases_after, blobs_of, is_final
 from ..topology import ModuleId
 from .evidence import Evidence
 from .final import found_of, is_counted, left_behind
+from .handover import Handover
 from .intake import admission_rules
 from .kept_appraisals import Appraiser, copy_kept, measure_nothing, names_of, read_kept
 from .originals import Originals
@@ -87,15 +88,6 @@ class Chains:
         """Whom any chain here found to have forged, and has wait: the work was of all modules of a path."""
         return frozenset().union(*(chain.ledger.standings.waiting for chain in self._chains.values()))
 
-    @property
-    def hands_over(self) -> bool:
-        """Whether keepers may want what final versions count from us: no full archive is there to give it. In a large
-        swarm we do not see all who keep."""
-        watch = self.node.watch
-        beats, is_all = watch.heartbeats, watch.neighbourhood.is_all
-        is_kept = not is_all or any(beat.keeps and self.is_proven(peer) for peer, beat in beats.items())
-        return is_kept and not has_full_archive(self.node)
-
     def find_stored(self, contribution: str) -> bytes | None:
         """The canonical bytes of a contribution that a chain here keeps, or that this peer keeps for others."""
         for chain in self._chains.values():
@@ -128,6 +120,7 @@ class ModuleChain:
         self.originals = Originals(self.node.run, module)
         self.evidence = Evidence(self.node, self.ledger)
         self.timing = Timing(self.node, module, is_proven=chains.is_proven)
+        self.handover = Handover(self.node, is_proven=chains.is_proven)
         self.lost: set[str] = set()
         """Contributions that are here, and that the chain which goes on may lack."""
         self.chains = chains
@@ -208,8 +201,8 @@ class ModuleChain:
         for sealed in surplus(run, ledger, lost=self.lost, is_proven=self.chains.is_proven):
             self._leave_behind(sealed)
         keep = staleness + 2
-        is_wanted = self.is_owner and not self.keeps_everything and self.chains.hands_over
-        self._drop_payloads(ledger.settle(min(ledger.final, ledger.head.version - keep) if is_wanted else ledger.final))
+        until = ledger.final if self.keeps_everything else self.handover.until(ledger, keep=keep)
+        self._drop_payloads(ledger.settle(until if self.is_owner else ledger.final))
         self.evidence.settle()
         self.originals.forget(oldest_base=ledger.head.version - staleness)
         self._prune(keep=keep)

@@ -71,5 +71,32 @@ def test_a_run_is_verified_with_what_its_keepers_have_and_the_archive_has_droppe
     assert [each.end() for each in (alone, *keepers)] == [0, 0, 0, 0]
 
 
+def test_a_run_whose_coordinator_never_had_its_work_is_verified_with_what_keepers_have(
+    programs: Programs, corpus: Path, endless_prepared: tuple[Path, Path]
+) -> None:
+    folder = copy_prepared(endless_prepared[1], programs.folder / "coordinator")
+    file = programs.folder / "endless.toml"
+    run_file = write_run(file, corpus, rounds=100_000, min_paths=1, port=free_port(), remade=0.0)
+    coordinator = programs.coordinator(run_file, folder)
+    ticket = coordinator.wait_address()["ticket"]
+    names = ("first", "second", "third")
+    keepers = [programs.volunteer(ticket, name, "--grace", "10", "--keep-gb", "0.2") for name in names]
+
+    def proved() -> int:
+        listed = programs.run("dipaco-bootstrap", "peers", folder, "--json")
+        return sum(row["keeping_proofs"] > 0 for row in json.loads(listed.said)["peers"])
+
+    def kept() -> list[int]:
+        return [programs.status(each)["kept_ranges"] for each in keepers]
+
+    for each in keepers:
+        each.wait_event("joined")
+    eventually(lambda: min(kept()) >= len(MODULES), within_s=240, what=lambda: f"{kept()} {versions_of(coordinator)}")
+    eventually(lambda: proved() >= WANTED, within_s=120, what=lambda: coordinator.complaint[-2000:])
+    seen = programs.run("dipaco-bootstrap", "verify", ticket, "--dir", programs.folder / "gathered", timeout_s=300)
+    assert seen.wait() == 0 and "to the bit" in flat(seen), seen.said + seen.complaint
+    assert [each.end() for each in keepers] == [0, 0, 0]
+
+
 def flat(program: Program) -> str:
     return " ".join(program.said.replace("│", " ").split())

@@ -84,7 +84,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
     """A plain table; the first column and those in `left` are aligned to the left, figures to the right."""
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, min_width=min(len(title), COLUMNS))
     for place, name in enumerate(columns):
-        made.add_column(name, justify="left" if not place or name in left else "right")
+        made.add_column(name, justify="left" if not place or name in left else "right", no_wrap=not place)
     for row in rows:
         made.add_row(*row)
     return made

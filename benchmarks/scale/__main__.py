@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dipaco_p2p.config import DOWNLINKS, SHARES_MAX, UPLINKS
+from dipaco_p2p.topology import Topology
 from simulation import with_fixed_hashes
 
 GRID = "4x4"
@@ -97,13 +98,13 @@ def _check(options: argparse.Namespace) -> list[dict[str, Any]]:
 def _lines(options: argparse.Namespace) -> list[dict[str, Any]]:
     from .lines import load, rows
 
-    widths = _grid(options.modelled_grid)
+    widths = options.modelled_grid
     kinds = {"uplink": options.uplink, "downlink": options.downlink, "round_s": options.round_s}
     bounds = {"contributions_max": options.contributions_max, "keepers": options.keepers}
     values = round(options.path_values / len(widths))
     loads = [load(size, widths=widths, values=values, **kinds, **bounds) for size in options.lines]
     line = f"{options.up_mbit:g} Mbit/s up and {options.down_mbit:g} down"
-    print(f"Mbit/s on lines of {line}, worked out from the rules, {options.modelled_grid} paths:")
+    print(f"Mbit/s on lines of {line}, worked out from the rules, {Topology(widths)} paths:")
     print(*rows(loads, up_mbit=options.up_mbit, down_mbit=options.down_mbit), sep="\n")
     return [asdict(one) for one in loads]
 
@@ -114,7 +115,8 @@ def _play(runs: Sequence[tuple[int, float, bool]], options: argparse.Namespace) 
     from .model import Swarm
 
     found: list[Figures] = []
-    print(f"the model, {options.modelled_grid} paths, under churn, then its twin without:")
+    widths = options.modelled_grid
+    print(f"the model, {Topology(widths)} paths, under churn, then its twin without:")
     print(
         "volunteers  hours    reads  records  bytes/min  calls  |  leader: records  calls  |  node: reads  MB/min  ",
         end="",
@@ -123,7 +125,6 @@ def _play(runs: Sequence[tuple[int, float, bool]], options: argparse.Namespace) 
     twins = []
     for size, hours, is_flash in runs:
         began_s = time.process_time()
-        widths = tuple(int(part) for part in options.modelled_grid.split("x"))
         churn = Churn(flash_at_s=600.0 if is_flash else math.inf, region_at_s=hours * 1800)
         one = Swarm(size, hours=hours, churn=churn, widths=widths).play()
         twin = Swarm(size, hours=min(hours, 4.0), churn=Churn(is_quiet=True), widths=widths).play()
@@ -165,7 +166,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--hours", type=float, default=24.0, help="of the model")
     parser.add_argument("--flash", type=_sizes, default=(), help="the model with a flash crowd: 3000,10000")
     parser.add_argument("--flash-hours", type=float, default=2.0, help="of the model with a flash crowd")
-    parser.add_argument("--modelled-grid", default="16x16", help="modules of each level in the model")
+    parser.add_argument("--modelled-grid", type=_grid, default="16x16", help="modules of each level in the model")
     parser.add_argument("--lines", type=_sizes, default=(), help="what lines carry in a round: 256,1000,10000")
     parser.add_argument("--path-values", type=_size, default=25_000_000, help="parameters of a path, for --lines")
     parser.add_argument("--round-s", type=_positive, default=600.0, help="how long a round lasts, for --lines")
@@ -180,7 +181,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--warm-up-s", type=float, default=60.0, help="before them")
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args(arguments)
-    options.grid = _grid(options.grid) if isinstance(options.grid, str) else options.grid
+    widths = options.modelled_grid
+    through = math.prod(widths) // min(widths)
+    if options.lines and not through <= options.contributions_max <= SHARES_MAX:
+        parser.error(f"--contributions-max {options.contributions_max} is not between {through} and {SHARES_MAX}")
     if not (options.counted or options.real or options.modelled or options.flash or options.lines):
         options.modelled = (100, 300, 1000)
     return options

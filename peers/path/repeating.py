@@ -154,10 +154,12 @@ class Repeater:
         """Whether a version that somebody made again counts this state of the path. Raises Refused if those who answer
         have not all that the author could have seen: after an outage an archive comes up to the others.
 
-        It has seen the version that its round began with, whatever it calls the one before `start`."""
+        It has seen the version that its round began with, whatever it calls the one before `start`. Another module of
+        the path may be ahead of the one that the work is for, and alone have counted what the path did before."""
         is_all_told, after = True, max(0, min(recipe.since, recipe.round - 1))
         for module in work.path.modules():
-            found = await self._versions(module, after=after, up_to=work.base_version)
+            reached = work.base_version if module == work.module else await self._reached(module)
+            found = await self._versions(module, after=after, up_to=max(work.base_version, reached))
             if any(share.path == work.path and share.state == start for each in found for share in each.shares):
                 return True
             is_all_told &= bool(found) and found[-1].version >= recipe.round

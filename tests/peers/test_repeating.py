@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from runtime_harness import TinyVolunteer, World, node_of
-from tiny_run import contribution_of, signer, tiny_config
+from tiny_run import contribution_of, make_run, signer, tiny_config
 from trickling import trickle_from
 from virtual_time import eventually, play
 
@@ -31,11 +31,13 @@ from dipaco_p2p.node.calls import GetChain, GetVersions
 from dipaco_p2p.node.items import Page
 from dipaco_p2p.node.node import CALL_TIMEOUT_S, Given, fetch_given, serve_store, silent_s
 from dipaco_p2p.node.reading import ask_chain
+from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
 from dipaco_p2p.protocol.documents import BlobRef, Contribution
 from dipaco_p2p.protocol.gate import GIVEN_SLOWLY, MADE_UP, NOTHING_GIVEN, Repetition
 from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.reasons import Reason
+from dipaco_p2p.protocol.references import Recipe
 from dipaco_p2p.protocol.signing import VALUES_MAX, PeerId
 from dipaco_p2p.swarm.blobs.bandwidth import Line
 from dipaco_p2p.topology import ModuleId, PathId
@@ -375,6 +377,28 @@ def test_who_lies_about_where_its_steps_began_has_failed(tmp_path: Path, monkeyp
     authors: list[TinyVolunteer] = []
     train_until(lambda: len(tried) > len(LIES), tmp_path, authors)
     assert tried == {"honest": True} | {lie.__name__: False for lie in LIES}
+
+
+@pytest.mark.parametrize("named", [2, 3], ids=["with the version that is there", "with a later one"])
+async def test_a_module_that_is_ahead_may_alone_have_counted_the_state(tmp_path: Path, named: int) -> None:
+    """Two owner groups were parted, so one module of the path had counted its last work, and the others were a version
+    behind. Whoever went on from there was found to have forged by two auditors, who looked no further than these."""
+    state, ahead, behind = BlobRef.of(b"state"), *PATH.modules()[1:]
+    told = dict.fromkeys(PATH.modules(), 1) | {ahead: 2}
+
+    async def reached(module: ModuleId) -> int:
+        return told[module]
+
+    async def versions(module: ModuleId, *, after: int, up_to: int) -> list[Any]:
+        numbers = range(after + 1, min(up_to, told[module]) + 1)
+        share = SimpleNamespace(path=PATH, state=state)
+        return [SimpleNamespace(version=one, shares=[share] * ((module, one) == (ahead, named))) for one in numbers]
+
+    run = make_run(Store(tmp_path), audited_config())
+    work = contribution_of(run, signer(41), b"sent", module=behind, path=PATH, base_version=1)
+    recipe = Recipe(round=1, place=0, replicas=1, start=state)
+    repeater: Any = SimpleNamespace(_reached=reached, _versions=versions)
+    assert await Repeater._is_named(repeater, work, recipe, state) is (named == 2)
 
 
 def test_pages_of_versions_that_end_too_soon_or_come_slowly_excuse_nobody(

@@ -267,6 +267,11 @@ class RoundsConfig:
     """How many contributions a version counts at most: each comes over the line of every owner of the module."""
 
     @property
+    def versions_kept(self) -> int:
+        """Of how many of a module's newest versions its owners keep the parameters."""
+        return self.staleness + 2
+
+    @property
     def unsigned_usual(self) -> int:
         """How many versions of a module may wait for the coordinator's signature while it is there."""
         return self.staleness + 1
@@ -363,7 +368,7 @@ class RunConfig:
     @property
     def places_min(self) -> int:
         """Of the modules of any path, the least: each has one of each level."""
-        return self.rounds.contributions_max // (self.topology.path_count // min(self.topology.widths))
+        return min(self.places(ModuleId(level, 0)) for level in range(len(self.topology.widths)))
 
     @property
     def audited(self) -> int:

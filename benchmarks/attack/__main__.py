@@ -176,18 +176,8 @@ def _table(found: Sequence[Figures]) -> object:
             )
         )
     title = f"One stranger beside three volunteers (an expiry is {TTL_S:g} s)"
-    figures = (
-        "rounds",
-        "twin",
-        "perplexity",
-        "time",
-        "longest gap, s (twin)",
-        "credit",
-        "weight",
-        "signed",
-        "honest refused",
-    )
-    return table(title, ("attack", *figures, "heard"), rows, left=("heard",))
+    figures = ("rounds", "twin", "perplexity", "time", "longest gap, s (twin)", "credit", "weight", "signed")
+    return table(title, ("attack", *figures, "honest refused", "heard"), rows, left=("heard",))
 
 
 if __name__ == "__main__":

@@ -395,9 +395,7 @@ class ArchiveChain(ModuleChain):
         ledger, thinning = self.ledger, self._archive_chains.archive.thinning
         if names := thinning.thin(ledger):
             self._dropped.append((ledger.final, names))
-        until, staleness = ledger.final, self.node.run.config.rounds.staleness
-        if thinning.retention.is_light:
-            until = self.handover.until(ledger, keep=staleness + 2)
+        until = self.handover.until(ledger) if thinning.retention.is_light else ledger.final
         while self._dropped and self._dropped[0][0] <= until:
             self.chains.drop_payloads(thinning.free(self._dropped.pop(0)[1]))
 

@@ -200,12 +200,11 @@ class ModuleChain:
                 self._leave_behind(sealed)
         for sealed in surplus(run, ledger, lost=self.lost, is_proven=self.chains.is_proven):
             self._leave_behind(sealed)
-        keep = staleness + 2
-        until = ledger.final if self.keeps_everything else self.handover.until(ledger, keep=keep)
-        self._drop_payloads(ledger.settle(until if self.is_owner else ledger.final))
+        hands_over = self.is_owner and not self.keeps_everything
+        self._drop_payloads(ledger.settle(self.handover.until(ledger) if hands_over else ledger.final))
         self.evidence.settle()
         self.originals.forget(oldest_base=ledger.head.version - staleness)
-        self._prune(keep=keep)
+        self._prune(keep=run.config.rounds.versions_kept)
 
     def _leave_behind(self, sealed: Sealed[Contribution]) -> None:
         """Its leader has told what became of it, unless it is lost."""

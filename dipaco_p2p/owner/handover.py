@@ -29,9 +29,10 @@ class Handover:
         self._finals: list[tuple[int, float]] = [(0, node.clock.now_s())]
         """Which version was the last final one, and since when; from the last that was so LIVES ago."""
 
-    def until(self, ledger: Ledger, *, keep: int) -> int:
+    def until(self, ledger: Ledger) -> int:
         """Up to which version an owner may forget what `ledger` counts: of all final ones if nobody keeps."""
-        now_s, wait_s = self._node.clock.now_s(), LIVES * self._node.run.config.liveness.heartbeat_ttl_s
+        config, now_s = self._node.run.config, self._node.clock.now_s()
+        wait_s, keep = LIVES * config.liveness.heartbeat_ttl_s, config.rounds.versions_kept
         if self._finals[-1][0] < ledger.final:
             self._finals.append((ledger.final, now_s))
         while len(self._finals) > 1 and now_s - self._finals[1][1] >= wait_s:

@@ -303,7 +303,7 @@ class Judge:
                 told = await versions_after(self._node, teller, module, after=after, up_to=run.rounds)
             except (SwarmError, Refused, IntegrityError):
                 continue
-            is_told, kept = True, run.config.rounds.staleness + 2
+            is_told, kept = True, run.config.rounds.versions_kept
             last = [sealed.document.digest for sealed in told[-kept:]]
             if after + len(told) < kept:
                 last.append(genesis_version(run.manifest, module).digest)

@@ -37,13 +37,9 @@ def run(store: Store) -> Run:
 
 @pytest.fixture
 def chain(run: Run, store: Store) -> ModuleChain:
-    history = SimpleNamespace(add=lambda *parts, **named: None)
-    return Chains(
-        cast(
-            Any,
-            SimpleNamespace(run=run, store=store, history=history, uploads=SimpleNamespace(), watch=SimpleNamespace()),
-        )
-    )[MODULE]
+    history, clock = SimpleNamespace(add=lambda *parts, **named: None), SimpleNamespace(now_s=lambda: 0.0)
+    parts = {"history": history, "clock": clock, "uploads": SimpleNamespace(), "watch": SimpleNamespace()}
+    return Chains(cast(Any, SimpleNamespace(run=run, store=store, **parts)))[MODULE]
 
 
 def contribution(run: Run, number: int, *, base: int) -> tuple[Sealed[Contribution], bytes]:

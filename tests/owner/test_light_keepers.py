@@ -21,7 +21,7 @@ from dipaco_p2p.owner.handover import LIVES
 from dipaco_p2p.owner.ranges import refs_of_version
 from dipaco_p2p.owner.retention import Retention
 from dipaco_p2p.protocol.documents import BlobRef
-from dipaco_p2p.protocol.keeping import FAILURES_MAX, KEEPERS, LATE_LIVES, RANGE_VERSIONS, Range
+from dipaco_p2p.protocol.keeping import FAILURES_MAX, KEEPERS, RANGE_VERSIONS, Range
 
 FIRST = Range(MODULE, 0)
 NUMBERS = 61, 62, 63
@@ -171,7 +171,10 @@ async def test_two_friends_that_make_up_the_same_are_found_beside_an_honest_keep
         assert {await found.challenges.challenge(third.peer, FIRST, ref) for _ in range(5)} == {Answer.PROVED}
 
 
-async def test_a_light_coordinator_finds_a_keeper_that_keeps_nothing(tmp_path: Path) -> None:
+async def test_a_light_coordinator_finds_a_keeper_that_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(challenges, "LATE_LIVES", 8)  # each takes a while of the processor
     async with on_light_keepers(tmp_path) as on:
         liar = on.each[0]
 
@@ -188,7 +191,7 @@ async def test_a_light_coordinator_finds_a_keeper_that_keeps_nothing(tmp_path: P
         honest = [on.challenges.tested[one.peer] for one in on.each[1:]]
         assert [conduct.failures for conduct in honest] == [0, 0] and any(conduct.proofs for conduct in honest)
         assert liar.peer not in on.challenges.tested, "it says that it has nothing yet, which is no lie"
-        await on.world.clock.sleep((LATE_LIVES + 1) * on.world.run.config.liveness.heartbeat_ttl_s)
+        await on.world.clock.sleep((challenges.LATE_LIVES + 1) * on.world.run.config.liveness.heartbeat_ttl_s)
         await on.offer()
         await on.challenged(2 * FAILURES_MAX)
         assert on.challenges.tested[liar.peer].is_barred(on.world.clock.now_s())
@@ -205,7 +208,7 @@ async def test_nobody_is_barred_for_what_was_lost_before_it_came(tmp_path: Path)
                 store.drop(ref.digest)
         await found.looks(2)
         await found.challenged(2)
-        await found.world.clock.sleep((LATE_LIVES + 1) * found.world.run.config.liveness.heartbeat_ttl_s)
+        await found.world.clock.sleep((challenges.LATE_LIVES + 1) * found.world.run.config.liveness.heartbeat_ttl_s)
         await found.looks()
         await found.challenged(2 * FAILURES_MAX)
         assert not any(one.failures or one.barred_until_s for one in found.challenges.tested.values())

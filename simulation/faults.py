@@ -21,7 +21,7 @@ from dipaco_p2p.protocol.signing import PeerId
 
 from .actors import Environment, Machine, away_s, some
 from .hostile import HOSTILE_ACTS, Stranger
-from .liars import leaving_forger, spoiling_volunteer, usurper
+from .liars import idle_worker, leaving_forger, spoiling_volunteer, usurper
 from .observe import heads
 from .plan import CHECKPOINT, SPOILING
 
@@ -365,6 +365,7 @@ async def idle_leader(world: Environment, chance: random.Random) -> None:
 
 fault("usurper")(usurper)
 fault("leaving forger")(leaving_forger)
+fault("idle worker")(idle_worker)
 fault(SPOILING)(spoiling_volunteer)
 
 

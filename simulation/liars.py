@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 
+from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.owners import rank
+from dipaco_p2p.protocol.records import claims_key
 from dipaco_p2p.protocol.signing import Signer
+from dipaco_p2p.topology import PathId
 from peers.stages import StageRunner
 
 from .actors import Environment, some
@@ -21,6 +24,29 @@ async def spoiling_volunteer(world: Environment, chance: random.Random) -> None:
     """The only volunteer that worked in a stage before makes its paths worse, also when the other faults are over."""
     world.volunteers[0].is_spoiling = True
     world.note(world.volunteers[0].name, "spoils")
+
+
+async def idle_worker(world: Environment, chance: random.Random) -> None:
+    """A volunteer that has worked works no more, and claims a path for ever, also when the other faults are over: its
+    claim weighs, so rounds wait for it until their deadline."""
+    worked = {one.who for one in world.events if one.ev == "round"}
+    able = [one for one in world.volunteers if one.name in worked and not (one.is_gone or one.is_done)]
+    if sum(not (one.is_gone or one.is_done) for one in world.volunteers) <= 2 or not able:
+        return
+    idler = chance.choice(able)
+    idler.crash()
+    idler.is_gone = True
+    world.note(idler.name, "disk lost", peer=idler.peer)
+    await asyncio.sleep(world.plan.ttl_s)
+    claimant, path = Stranger(world, chance, signer=idler.signer), chance.choice(list(world.run.topology.paths()))
+    world.stayers.append(asyncio.create_task(claim_for_ever(world, claimant, path)))
+
+
+async def claim_for_ever(world: Environment, claimant: Stranger, path: PathId) -> None:
+    """Say that this path is being trained, until cancelled."""
+    while True:
+        await claimant.put(claims_key(world.run.id, path), Claim(path=path, since_s=0.0))
+        await asyncio.sleep(world.plan.ttl_s / 3)
 
 
 async def leaving_forger(world: Environment, chance: random.Random) -> None:

@@ -243,7 +243,7 @@ def momentum_without_contributors(patches: Patches) -> None:
         return replace(self, state=RoundState.CLOSED) if is_empty else original(self, claims, config, **named)
 
 
-@mutant("deadline never fires", faults=("idle claimant",))
+@mutant("deadline never fires", faults=("idle worker",))
 def deadline_never_fires(patches: Patches) -> None:
     @patches.wrap(Round, "_event")
     def event(original: Any, self: Round, *parts: Any, **named: Any) -> Any:

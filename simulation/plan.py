@@ -57,6 +57,7 @@ EARLY = {
     "usurper": ("usurper", 0.1, 2.0),
     SPOILING: ("spoiling", 0.05, 1.5),
     "leaving forger": ("leaving", 0.05, 1.5),
+    "idle worker": ("idle worker", 0.05, 12.0),
 }
 """Faults that begin early: the name of the lot of each, its share of the seeds, and until when it begins. By lots of
 their own, as decrees, so that other seeds are what they were before there was such a fault."""

@@ -389,6 +389,15 @@ def copy_prepared(source: Path, target: Path) -> Path:
     return target
 
 
+def open_endless(programs: Programs, corpus: Path, prepared: Path, **archive: Any) -> tuple[Path, Program]:
+    """The file of a run without an end, with this `[archive]`, and its coordinator, which is ready."""
+    file = programs.folder / "endless.toml"
+    run_file = write_run(file, corpus, rounds=100_000, min_paths=1, port=free_port(), **archive)
+    coordinator = programs.coordinator(run_file, copy_prepared(prepared, programs.folder / "coordinator"))
+    coordinator.wait_address()
+    return run_file, coordinator
+
+
 def versions_of(coordinator: Program) -> dict[str, int]:
     """The newest archived version of every module."""
     return {event["module"]: event["version"] for event in coordinator.events("archived")}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_harness import Program, Programs, copy_prepared, eventually, free_port, write_run
+from e2e_harness import Program, Programs, eventually, open_endless
 
 pytestmark = pytest.mark.libp2p
 MODULES = ("L0.M0", "L1.M0", "L1.M1")
@@ -27,11 +27,8 @@ def settled(coordinator: Program, *, author: str) -> list[dict[str, Any]]:
 def test_versions_are_final_without_a_contribution_in_the_coordinators_folder(
     programs: Programs, corpus: Path, endless_prepared: tuple[Path, Path]
 ) -> None:
-    folder = copy_prepared(endless_prepared[1], programs.folder / "coordinator")
-    file = programs.folder / "endless.toml"
-    run_file = write_run(file, corpus, rounds=100_000, min_paths=1, port=free_port(), remade=0.0)
-    coordinator = programs.coordinator(run_file, folder)
-    details = coordinator.wait_address()
+    _, coordinator = open_endless(programs, corpus, endless_prepared[1], remade=0.0)
+    folder, details = coordinator.home, coordinator.wait_address()
     volunteers = [programs.volunteer(details["ticket"], name, "--grace", "10") for name in ("one", "two", "three")]
 
     def by_module() -> list[int]:
@@ -55,12 +52,9 @@ def test_versions_are_final_without_a_contribution_in_the_coordinators_folder(
 def test_volunteers_measure_for_a_coordinator_that_has_no_parameters_and_is_killed(
     programs: Programs, corpus: Path, endless_prepared: tuple[Path, Path]
 ) -> None:
-    folder = copy_prepared(endless_prepared[1], programs.folder / "coordinator")
     archive = {"keep_rounds": 1, "remade": 0.0, "measured": 0.0}
-    file = programs.folder / "endless.toml"
-    run_file = write_run(file, corpus, rounds=100_000, min_paths=1, port=free_port(), **archive)  # type: ignore[arg-type]
-    coordinator = programs.coordinator(run_file, folder)
-    details = coordinator.wait_address()
+    run_file, coordinator = open_endless(programs, corpus, endless_prepared[1], **archive)
+    folder, details = coordinator.home, coordinator.wait_address()
     volunteers = [
         programs.volunteer(details["ticket"], name, "--grace", "10") for name in ("one", "two", "three", "four")
     ]

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from e2e_harness import Program, Programs, copy_prepared, eventually, free_port, refused, versions_of, write_run
+from e2e_harness import Program, Programs, eventually, open_endless, refused, versions_of
 
 pytestmark = pytest.mark.libp2p
 KEPT, WANTED, FORGOTTEN = 2, 2, 4
@@ -26,18 +26,8 @@ def forgotten(coordinator: Program) -> dict[str, int]:
 def test_a_run_is_verified_with_what_its_keepers_have_and_the_archive_has_dropped(
     programs: Programs, corpus: Path, endless_prepared: tuple[Path, Path]
 ) -> None:
-    folder = copy_prepared(endless_prepared[1], programs.folder / "coordinator")
-    run_file = write_run(
-        programs.folder / "endless.toml",
-        corpus,
-        rounds=100_000,
-        min_paths=1,
-        port=free_port(),
-        keep_rounds=KEPT,
-        keepers=WANTED,
-    )
-    coordinator = programs.coordinator(run_file, folder)
-    ticket = coordinator.wait_address()["ticket"]
+    _, coordinator = open_endless(programs, corpus, endless_prepared[1], keep_rounds=KEPT, keepers=WANTED)
+    folder, ticket = coordinator.home, coordinator.wait_address()["ticket"]
     alone = programs.volunteer(ticket, "alone", "--grace", "10")
     eventually(lambda: versions_of(coordinator).get("L1.M0", 0) > KEPT + 2, within_s=120)
     assert set(forgotten(coordinator).values()) == {0}, "nobody keeps it, so the archive does"
@@ -74,11 +64,8 @@ def test_a_run_is_verified_with_what_its_keepers_have_and_the_archive_has_droppe
 def test_a_run_whose_coordinator_never_had_its_work_is_verified_with_what_keepers_have(
     programs: Programs, corpus: Path, endless_prepared: tuple[Path, Path]
 ) -> None:
-    folder = copy_prepared(endless_prepared[1], programs.folder / "coordinator")
-    file = programs.folder / "endless.toml"
-    run_file = write_run(file, corpus, rounds=100_000, min_paths=1, port=free_port(), remade=0.0)
-    coordinator = programs.coordinator(run_file, folder)
-    ticket = coordinator.wait_address()["ticket"]
+    _, coordinator = open_endless(programs, corpus, endless_prepared[1], remade=0.0)
+    folder, ticket = coordinator.home, coordinator.wait_address()["ticket"]
     names = ("first", "second", "third")
     keepers = [programs.volunteer(ticket, name, "--grace", "10", "--keep-gb", "0.2") for name in names]
 

@@ -14,14 +14,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 from dipaco_p2p.protocol.decrees import GROW_AHEAD
-from dipaco_p2p.protocol.liveness import Claim
 from dipaco_p2p.protocol.neighbours import bits, place
-from dipaco_p2p.protocol.records import CLOCK_SKEW_MAX_S, claims_key
+from dipaco_p2p.protocol.records import CLOCK_SKEW_MAX_S
 from dipaco_p2p.protocol.signing import PeerId
 
 from .actors import Environment, Machine, away_s, some
 from .hostile import HOSTILE_ACTS, Stranger
-from .liars import idle_worker, leaving_forger, spoiling_volunteer, usurper
+from .liars import claim_for_ever, idle_worker, leaving_forger, never_comes_back, spoiling_volunteer, usurper
 from .observe import heads
 from .plan import CHECKPOINT, SPOILING
 
@@ -330,10 +329,7 @@ async def forging_volunteer(world: Environment, chance: random.Random) -> None:
 async def gone_for_good(world: Environment, chance: random.Random) -> None:
     """A volunteer dies and is never seen again; two at least stay that have not come to the end."""
     if sum(not (volunteer.is_gone or volunteer.is_done) for volunteer in world.volunteers) > 2:
-        victim = some(world, chance)
-        victim.crash()
-        victim.is_gone = True
-        world.note(victim.name, "disk lost", peer=victim.peer)
+        never_comes_back(world, some(world, chance))
 
 
 @fault("idle claimant")
@@ -341,18 +337,9 @@ async def idle_claimant(world: Environment, chance: random.Random) -> None:
     """Somebody claims a path and never trains it, also when the other faults are over: slower, but no stop. In half of
     the runs it has a new key for each claim that it says."""
     stranger, paths = Stranger(world, chance), list(world.run.topology.paths())
-    claim, has_many = Claim(path=chance.choice(paths), since_s=0.0), chance.random() < 0.5
-
-    async def claim_for_ever() -> None:
-        claimant = stranger
-        while True:
-            await claimant.put(claims_key(world.run.id, claim.path), claim)
-            await asyncio.sleep(world.plan.ttl_s / 3)
-            if has_many:
-                claimant.leave()
-                claimant = Stranger(world, chance)
-
-    world.stayers.append(asyncio.create_task(claim_for_ever()))
+    path, has_many = chance.choice(paths), chance.random() < 0.5
+    claiming = claim_for_ever(world, stranger, path, renewed=chance if has_many else None)
+    world.stayers.append(asyncio.create_task(claiming))
 
 
 @fault("idle leader")

@@ -12,7 +12,7 @@ from dipaco_p2p.protocol.signing import Signer
 from dipaco_p2p.topology import PathId
 from peers.stages import StageRunner
 
-from .actors import Environment, some
+from .actors import Environment, VolunteerMachine, some
 from .hostile import Stranger
 
 RETRY_S = 0.1
@@ -34,19 +34,29 @@ async def idle_worker(world: Environment, chance: random.Random) -> None:
     if sum(not (one.is_gone or one.is_done) for one in world.volunteers) <= 2 or not able:
         return
     idler = chance.choice(able)
-    idler.crash()
-    idler.is_gone = True
-    world.note(idler.name, "disk lost", peer=idler.peer)
+    never_comes_back(world, idler)
     await asyncio.sleep(world.plan.ttl_s)
     claimant, path = Stranger(world, chance, signer=idler.signer), chance.choice(list(world.run.topology.paths()))
     world.stayers.append(asyncio.create_task(claim_for_ever(world, claimant, path)))
 
 
-async def claim_for_ever(world: Environment, claimant: Stranger, path: PathId) -> None:
-    """Say that this path is being trained, until cancelled."""
+def never_comes_back(world: Environment, volunteer: VolunteerMachine) -> None:
+    """It dies, and its disk with it."""
+    volunteer.crash()
+    volunteer.is_gone = True
+    world.note(volunteer.name, "disk lost", peer=volunteer.peer)
+
+
+async def claim_for_ever(
+    world: Environment, claimant: Stranger, path: PathId, *, renewed: random.Random | None = None
+) -> None:
+    """Say that this path is being trained, until cancelled; with the chance `renewed` by a new key each time."""
     while True:
         await claimant.put(claims_key(world.run.id, path), Claim(path=path, since_s=0.0))
         await asyncio.sleep(world.plan.ttl_s / 3)
+        if renewed is not None:
+            claimant.leave()
+            claimant = Stranger(world, renewed)
 
 
 async def leaving_forger(world: Environment, chance: random.Random) -> None:

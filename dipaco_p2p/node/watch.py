@@ -88,8 +88,8 @@ class Watch:
         """Those that weigh (protocol/sightings.py), of the paths whose claims we read."""
         self.paths = PathCounts(run, clock, self.claims, is_whole=lambda: self.is_whole)
         ttl_s, places = run.config.liveness.heartbeat_ttl_s, run.config.places_min
-        known, deadline_s = run.manifest.workers, run.config.rounds.deadline_s
-        self.sightings = Sightings(swarm.peer, ttl_s=ttl_s, deadline_max_s=deadline_s, places=places, earlier=known)
+        deadline_s, earlier = run.config.rounds.deadline_s, run.manifest.workers
+        self.sightings = Sightings(swarm.peer, ttl_s=ttl_s, deadline_max_s=deadline_s, places=places, earlier=earlier)
         self._looked_s: dict[PathId, float] = {}
         """When the claims of a path were last looked for between two looks at the swarm."""
         self._looking: SingleFlight[None] = SingleFlight()

@@ -66,11 +66,11 @@ class Timing:
         next round: new keys would make the round wait as long as they come."""
         if self._is_proven(peer):
             return True
+        if not waits_for_newcomers(number):
+            return False
         replicas_s, claimed_s = self.replicas_s(), self._node.watch.sightings.claimed_s(peer, path)
         came_s = self._came_s.get((number, path))
         if claimed_s is not None and came_s is not None and claimed_s > came_s:
-            return False
-        if not waits_for_newcomers(number):
             return False
         wait_s = self._node.run.config.liveness.heartbeat_ttl_s if replicas_s is None else replicas_s
         since_s = max(self.arrivals.opened_s.get(number, self._began_s), -math.inf if claimed_s is None else claimed_s)

@@ -157,7 +157,7 @@ class Repeater:
         It has seen the version that its round began with, whatever it calls the one before `start`. Another module of
         the path may be ahead of the one that the work is for, and alone have counted what the path did before."""
         is_all_told, after = True, max(0, min(recipe.since, recipe.round - 1))
-        for module in work.path.modules():
+        for module in sorted(work.path.modules(), key=lambda each: each != work.module):  # mostly it has what is sought
             reached = work.base_version if module == work.module else await self._reached(module)
             found = await self._versions(module, after=after, up_to=max(work.base_version, reached))
             if any(share.path == work.path and share.state == start for each in found for share in each.shares):

@@ -1,6 +1,7 @@
 """Every error that a user can meet, in one tree, each with the exit code of the programs.
 
     DipacoError                 exit code 1
+    |-- Diverged                1   a loss that is not finite
     |-- ConfigError             2   a file, a flag or a value that cannot be used
     |-- CorpusError             2   text that is missing, unreadable or too little
     |-- NotRunning              3   the program that was to be asked does not run here
@@ -46,6 +47,10 @@ class DipacoError(Exception):
         again = copy.copy(self)
         again.args, again.hint = (message,), hint
         return again
+
+
+class Diverged(DipacoError):
+    """Training gave a loss or a gradient that is not finite."""
 
 
 class ConfigError(DipacoError):

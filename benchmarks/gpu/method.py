@@ -19,7 +19,6 @@ from benchmarks.methods.jobs import SIZES, Job
 from benchmarks.methods.store import Folder
 from benchmarks.methods.work import Bench as Experiment
 from benchmarks.methods.work import train, warm_up
-from dipaco_p2p.errors import DipacoError
 
 from .book import Book
 from .case import Bench, Case, Figures, Found, Part, number, table
@@ -115,10 +114,7 @@ def _tune(bench: Bench, *, method: str) -> Figures:
 
     def attempt(inner_lr: float, lr: float) -> None:
         job = job_of(bench, method, paths=4, is_tuning=True, inner_lr=inner_lr, lr=lr)
-        try:
-            tried[inner_lr, lr] = number(_trained(bench, job), "tune")
-        except DipacoError:  # it diverged
-            tried[inner_lr, lr] = float("inf")
+        tried[inner_lr, lr] = number(_trained(bench, job), "tune")
 
     for inner_lr in INNER_RATES[: 2 if bench.is_small else None]:
         attempt(inner_lr, usual)

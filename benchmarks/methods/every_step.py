@@ -24,7 +24,7 @@ from dipaco_p2p.core.model.shards import Shard, batch
 from dipaco_p2p.core.model.transformer import PathModel, load_modules, read_module
 from dipaco_p2p.core.outer.compress import Sent
 from dipaco_p2p.core.outer.outer_step import Share, weights
-from dipaco_p2p.errors import DipacoError
+from dipaco_p2p.errors import Diverged
 from dipaco_p2p.topology import ModuleId
 
 from .grid import WarmStart, batch_seed
@@ -101,7 +101,7 @@ class EveryStep:
         loss.backward()  # type: ignore[no-untyped-call]
         norm = float(nn.utils.clip_grad_norm_(model.parameters(), inner.clip))
         if not (math.isfinite(float(loss.detach())) and math.isfinite(norm)):
-            raise DipacoError(f"step {step} of path {number} has the loss {loss:g} and a gradient of norm {norm}")
+            raise Diverged(f"step {step} of path {number} has the loss {loss:g} and a gradient of norm {norm}")
         gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
         # Taken away, since another path puts its own gradient there next.
         model.zero_grad(set_to_none=True)

@@ -15,11 +15,11 @@ from dipaco_p2p.errors import ConfigError
 from .comparisons import COMPARISONS, curves_of, tables
 from .data import OWN, Data, prepare_data
 from .jobs import SIZES, Job
-from .plan import ABLATIONS, KMEANS, LRS, MAIN, METHODS, is_scored, job, needed, quick_lr, tuning
+from .plan import ABLATIONS, KMEANS, MAIN, METHODS, Rates, changed, is_scored, job, needed, quick_rates, tuning
 from .pool import Pool
 from .report import told
 from .store import Folder, Results
-from .summary import chosen_lrs, summarise_experiment
+from .summary import chosen_rates, summarise_experiment
 from .work import Task
 
 VERSION = 2
@@ -80,35 +80,35 @@ def run_experiment(choice: Choice, out: Path) -> bool:
     corpus = choice.corpus or ("found",)
     folder, settings = _opened(out, corpus, choice, bytes_max=BYTES_MAX, size="small")
     runner, seeds = Runner(folder, choice), range(choice.seeds or (1 if choice.quick else 2))
-    lrs = sorted({quick_lr(method) for method in METHODS}) if choice.quick else list(LRS)
-    chosen = _train_all(runner, choice, seeds, lrs)
+    chosen = _train_all(runner, choice, seeds)
     data = Data.load(folder.data)
-    summary = summarise_experiment(runner.results, data, chosen, seeds=seeds, lrs=lrs, settings=settings)
+    summary = summarise_experiment(runner.results, data, chosen, seeds=seeds, settings=settings)
     write_json(folder.root / "summary.json", summary)
     show(*told(summary), f"{out}: summary.json, results.jsonl")
     return bool(summary["beats_dense"])
 
 
-def _train_all(runner: Runner, choice: Choice, seeds: range, lrs: Sequence[float]) -> dict[str, float]:
-    """All phases; what is finished is passed over. The chosen outer learning rate of every method."""
+def _train_all(runner: Runner, choice: Choice, seeds: range) -> dict[str, Rates]:
+    """All phases; what is finished is passed over. The chosen rates of every method."""
     ablations = choice.chosen(list(ABLATIONS), list(ABLATIONS) if choice.everything else [])
-    # An ablation needs the outer learning rate of what it changes.
     asked = choice.chosen(list(METHODS), list(METHODS if choice.everything else MAIN))
-    methods = needed([*asked, *([KMEANS] if ablations else [])])
-    jobs = tuning(methods, seeds=seeds, lrs=lrs)
-    if choice.quick:
-        jobs = [job(m, seed=s, lr=quick_lr(m)) for m in methods for s in seeds]
+    # An ablation is shown beside what it changes, and needs its rates.
+    methods = needed([*asked, *map(changed, ablations), *([KMEANS] if ablations else [])])
+    chosen = {method: quick_rates(method) for method in methods}
     with runner.pool.running():
-        runner.warm_up([*jobs, *(job(m, seed=s, lr=1.0) for m in methods for s in seeds)])
-        runner.do("Training", "train", jobs)
-        chosen = {method: quick_lr(method) for method in methods}
         if not choice.quick:
-            chosen = chosen_lrs(methods, runner.results, seeds=seeds, lrs=lrs)
-        final = [job(m, seed=s, lr=chosen[m]) for m in methods for s in seeds]
+            jobs = tuning(methods)
+            runner.warm_up(jobs)
+            runner.do("Tuning", "train", jobs)
+            chosen = chosen_rates(methods, runner.results)
+        final = [job(m, seed=s, rates=chosen[m]) for m in methods for s in seeds]
+        runner.warm_up(final)
         runner.do("Training with the chosen rates", "train", final)
         scored = [one for one in final if is_scored(one.method)]
         runner.do("Scoring by all paths", "score", [o for o in scored if o.method == KMEANS or not choice.quick])
-        runner.do("Ablations", "train", [job(a, seed=s, lr=chosen[KMEANS]) for a in ablations for s in seeds])
+        changes = [job(a, seed=s, rates=chosen[changed(a)]) for a in ablations for s in seeds]
+        runner.warm_up(changes)
+        runner.do("Ablations", "train", changes)
     return chosen
 
 

@@ -1,18 +1,32 @@
 """Which jobs answer which question.
 
-Every method with an outer step is tried with the same outer learning rates; `tune` decides, `report` is shown.
+Every method is tried with the same inner learning rates, each with three outer ones; `tune` decides, `report` is shown.
 Ablations change one thing of a tuned method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from .jobs import Job
 
-LRS = (0.5, 0.7, 1.0, 1.4)
-"""Of the outer step; each method is tried with the three that lie around its best."""
+
+class Rates(NamedTuple):
+    """Learning rates, which are tuned together."""
+
+    inner: float
+    """Times the usual inner learning rate."""
+    outer: float
+    """Of the outer step."""
+
+
+INNER_RATES = (1.0, 2.0, 4.0, 8.0)
+OUTER_RATES = (0.5, 0.7, 1.0, 1.4)
+"""Each method is tried with the three that lie around its best."""
+TUNING_SEED = 0
+"""Rates are chosen with this seed alone, and used with all."""
 MATCH_2X2 = 48
 """Width at which one path has as many parameters as the 2x2 grid of width 32; 72 as many as the 4x4 grid."""
 MATCH_4X4 = 72
@@ -22,7 +36,10 @@ DENSE_OUTER = "dense + outer step"
 RANDOM = "2x2 random routing"
 DILOCO = "DiLoCo, 4 workers"
 KMEANS = "2x2 k-means"
+SHARED = "2x2 shared embedding"
+SHARED_RANDOM = "2x2 shared embedding, random routing"
 TINY = "2x2 tiny-model routing"
+EVERY_STEP = "2x2 k-means, every step"
 
 _ONE_PATH = {"grid": "1", "routing": "kmeans"}
 _PLAIN = _ONE_PATH | {"outer": "none", "codec": "fp32"}
@@ -34,8 +51,11 @@ MAIN: Mapping[str, Mapping[str, object]] = {
     RANDOM: {"routing": "random"},
     DILOCO: _DILOCO | {"replicas": 4},
     KMEANS: {},
+    SHARED: {"grid": "2x2 shared embedding"},
+    SHARED_RANDOM: {"grid": "2x2 shared embedding", "routing": "random"},
 }
-"""The comparison that the exit code is about, the random control included."""
+"""The comparison that the exit code is about, with random routing, and with one embedding for all paths: what routing
+gains without the grid's further parameters."""
 
 FURTHER: Mapping[str, Mapping[str, object]] = {
     "dense, parameters of 2x2": _PLAIN | {"width": MATCH_2X2},
@@ -46,14 +66,10 @@ FURTHER: Mapping[str, Mapping[str, object]] = {
     "2x2 product k-means": {"routing": "product"},
     "2x2 discriminative": {"reshard": (9,)},
     "2x2 private ends": {"grid": "2x2 private ends"},
-    "2x2 shared embedding": {"grid": "2x2 shared embedding"},
-    "2x2 shared embedding, random routing": {"grid": "2x2 shared embedding", "routing": "random"},
     "2x2 shared trunk": {"grid": "2x2 shared trunk"},
     "2x2 overlap of 2": {"overlap": 2},
     "2x2 early stopping": {"early_stop": True},
-    "2x2 k-means, every step": {"outer": "every step"},
-    "2x2 k-means, every step, inner rate doubled": {"outer": "every step", "inner_lr": 2.0},
-    "2x2 k-means, every step, inner rate times four": {"outer": "every step", "inner_lr": 4.0},
+    EVERY_STEP: {"outer": "every step"},
     "4x4 k-means": {"grid": "4x4"},
     "4x4 random routing": {"grid": "4x4", "routing": "random"},
     "DiLoCo, 16 workers": _DILOCO | {"replicas": 16},
@@ -67,32 +83,34 @@ FURTHER: Mapping[str, Mapping[str, object]] = {
 }
 """The other methods."""
 
+METHODS = {**MAIN, **FURTHER}
+
+_TUNED = (TINY, EVERY_STEP, "4x4 k-means", "4x4 random routing")
 LIKE: Mapping[str, str] = {
-    name: "4x4 k-means" if name.startswith("4x4") else KMEANS
-    for name in FURTHER
-    if name.startswith(("2x2", "4x4")) and name not in (TINY, "4x4 k-means", "4x4 random routing")
+    **{SHARED: KMEANS, SHARED_RANDOM: RANDOM},
+    **{
+        name: "4x4 k-means" if name.startswith("4x4") else KMEANS
+        for name in FURTHER
+        if name.startswith(("2x2", "4x4")) and name not in _TUNED
+    },
+    "4x4 k-means, every step": EVERY_STEP,
 }
-"""Methods that take over the outer learning rate of another, which differs from them in the routing only."""
+"""Methods that take over the rates of another, which differs from them in the routing or the sharing only."""
 
 _FIRST_BLOCKS = {"grid": "2x2 private ends"}
 ABLATIONS: Mapping[str, Mapping[str, object]] = {
     "tiny-model routing, reading ahead": {"routing": "tiny whole"},
     "twice the steps": {"steps": 1440},
     "twice the steps, random routing": {"steps": 1440, "routing": "random"},
-    "twice the steps, DiLoCo": {"steps": 1440, **_DILOCO, "replicas": 4, "lr": 1.0},
+    "twice the steps, DiLoCo": {"steps": 1440, **_DILOCO, "replicas": 4},
     "width 64, half the steps": {"width": 64, "steps": 360},
     "width 64, half the steps, random routing": {"width": 64, "steps": 360, "routing": "random"},
-    "width 64, half the steps, DiLoCo": {"width": 64, "steps": 360, **_DILOCO, "replicas": 4, "lr": 1.0},
-    "inner rate doubled": {"inner_lr": 2.0},
-    "inner rate times four": {"inner_lr": 4.0},
-    "inner rate doubled, dense": {"inner_lr": 2.0, **_PLAIN},
-    "inner rate doubled, dense + outer step": {"inner_lr": 2.0, **_ONE_PATH},
-    "inner rate doubled, DiLoCo": {"inner_lr": 2.0, **_DILOCO, "replicas": 4, "lr": 1.0},
+    "width 64, half the steps, DiLoCo": {"width": 64, "steps": 360, **_DILOCO, "replicas": 4},
     "batches of 32": {"batch": 32},
     "batches of 32, tiny-model routing": {"batch": 32, "routing": "tiny"},
     "batches of 32, random routing": {"batch": 32, "routing": "random"},
     "batches of 32, dense + outer step": {"batch": 32, **_ONE_PATH},
-    "batches of 32, DiLoCo": {"batch": 32, **_DILOCO, "replicas": 4, "lr": 1.0},
+    "batches of 32, DiLoCo": {"batch": 32, **_DILOCO, "replicas": 4},
     "rule mean": {"rule": "mean"},
     "rule rda": {"rule": "rda"},
     "weights equal": {"weighted": False},
@@ -107,7 +125,7 @@ ABLATIONS: Mapping[str, Mapping[str, object]] = {
     "50 % lost": {"drop": 0.5},
     "10 steps a round": {"round_steps": 10},
     "10 steps a round, tiny-model routing": {"round_steps": 10, "routing": "tiny"},
-    "10 steps a round, DiLoCo": {"round_steps": 10, **_DILOCO, "replicas": 4, "lr": 1.0},
+    "10 steps a round, DiLoCo": {"round_steps": 10, **_DILOCO, "replicas": 4},
     "20 steps a round": {"round_steps": 20},
     "120 steps a round": {"round_steps": 120},
     "fp32": {"codec": "fp32"},
@@ -128,43 +146,38 @@ ABLATIONS: Mapping[str, Mapping[str, object]] = {
     "5 % of the text, dense + outer step": {"train_share": 0.05, **_ONE_PATH},
     "4x4 k-means, 5 % of the text": {"train_share": 0.05, "grid": "4x4"},
 }
-"""One change each to `2x2 k-means`, at its outer learning rate; or to a control of it, at one that is usual for it."""
-
-METHODS = {**MAIN, **FURTHER}
-
-EVERY_STEP = tuple(name for name in FURTHER if name.startswith("2x2 k-means, every step"))
-EVERY_ROUND = (KMEANS, "inner rate doubled", "inner rate times four")
-"""The same at the same inner learning rates. Rounds have an outer rate that was chosen for them; without one it is only
-fair to look for the inner rate."""
+"""One change each to `2x2 k-means`, or to a control of it, at the rates of what they change."""
 
 
-def job(method: str, *, seed: int, lr: float) -> Job:
+def job(method: str, *, seed: int, rates: Rates) -> Job:
     """The job of a method or an ablation."""
     fields = METHODS[method] if method in METHODS else ABLATIONS[method]
-    made = Job(method=method, seed=seed, lr=lr)
+    made = Job(method=method, seed=seed, lr=rates.outer, inner_lr=rates.inner)
     return replace(made, **fields)  # type: ignore[arg-type]  # the fields are those of Job
 
 
-def tuning(methods: Sequence[str], *, seeds: Sequence[int], lrs: Sequence[float]) -> list[Job]:
-    """What has to be trained before outer learning rates can be chosen."""
-    jobs = []
-    for method in methods:
-        if method not in LIKE:
-            tried = [lr for lr in lrs if is_tried(method, lr)]
-            jobs += [job(method, seed=seed, lr=lr) for seed in seeds for lr in tried]
-    return jobs
+def changed(ablation: str) -> str:
+    """The method that an ablation changes."""
+    fields = ABLATIONS[ablation].items()
+    return next(method for method in (DILOCO, DENSE_OUTER, RANDOM, KMEANS) if fields >= MAIN[method].items())
 
 
-def is_tried(method: str, lr: float) -> bool:
-    """Averages of replicas are shorter than rescaled ones, and want the greater rates."""
-    fields = METHODS[method]
-    if fields.get("outer") == "none":
-        return lr == 1.0
-    return lr >= 0.7 if fields.get("rule") == "mean" else lr <= 1.0
+def tuning(methods: Iterable[str]) -> list[Job]:
+    """What has to be trained before rates can be chosen."""
+    tuned = [method for method in methods if method not in LIKE]
+    return [job(method, seed=TUNING_SEED, rates=rates) for method in tuned for rates in tried(method)]
+
+
+def tried(method: str) -> list[Rates]:
+    """Averages of replicas are shorter than rescaled ones, and want the greater outer rates."""
+    outers: Sequence[float] = (1.0,)
+    if has_outer_step(method):
+        outers = OUTER_RATES[1:] if METHODS[method].get("rule") == "mean" else OUTER_RATES[:-1]
+    return [Rates(inner, outer) for inner in INNER_RATES for outer in outers]
 
 
 def needed(methods: Sequence[str]) -> list[str]:
-    """`methods` and those whose outer learning rates they take over, in the order of tables."""
+    """`methods` and those whose rates they take over, in the order of tables."""
     wanted = {*methods, *(LIKE[method] for method in methods if method in LIKE)}
     return [method for method in METHODS if method in wanted]
 
@@ -179,6 +192,6 @@ def is_scored(method: str) -> bool:
     return METHODS[method].get("grid", "2x2") != "1"
 
 
-def quick_lr(method: str) -> float:
-    """What tuning on the multi-domain corpora chose, for runs that do not tune."""
-    return 1.0 if METHODS[method].get("grid") == "1" else 0.7
+def quick_rates(method: str) -> Rates:
+    """For runs that do not tune."""
+    return Rates(inner=1.0, outer=1.0 if METHODS[method].get("grid") == "1" else 0.7)

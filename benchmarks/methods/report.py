@@ -11,7 +11,7 @@ from rich.table import Table
 from benchmarks.report import table
 
 from .claims import shown, verdicts
-from .plan import DENSE_OUTER, DILOCO, KMEANS, RANDOM
+from .plan import DENSE_OUTER, DILOCO, KMEANS, OUTER_RATES, RANDOM
 from .summary import DIVERGED_NATS, Summary, gaps, loss
 
 WAYS = (
@@ -42,7 +42,7 @@ def _tables(summary: Summary) -> list[tuple[str, list[str], Rows]]:
         ("Bars", ["to show", "found", ""], _bar_rows(summary)),
         (
             "Methods, routed once",
-            ["method", "parameters", "path-steps", "outer lr", *ppl, "bits/byte", *to],
+            ["method", "parameters", "path-steps", "inner lr", "outer lr", *ppl, "bits/byte", *to],
             [_method_row(summary, name, method) for name, method in summary["methods"].items()],
         ),
         (
@@ -51,9 +51,9 @@ def _tables(summary: Summary) -> list[tuple[str, list[str], Rows]]:
             [row for name in summary["methods"] if (row := _way_row(summary, name))],
         ),
         (
-            "Outer learning rates (nats on the tune split, mean of the seeds)",
-            ["method", *_lrs(summary)],
-            [_lr_row(summary, name, method) for name, method in summary["methods"].items() if method["tuned"]],
+            "Learning rates (nats on the tune split, one seed)",
+            ["method", "inner lr", *(f"outer {rate:g}" for rate in OUTER_RATES)],
+            [row for name, method in summary["methods"].items() for row in _rate_rows(name, method["tuned"])],
         ),
         (
             f"One change each to `{KMEANS}`",
@@ -80,8 +80,9 @@ def _bar_rows(summary: Summary) -> Rows:
 def _method_row(summary: Summary, name: str, method: dict[str, Any]) -> list[str]:
     first = next(iter(method["seeds"].values()))
     bits = fmean(figures["report"]["bits_per_byte"] for figures in method["seeds"].values())
-    rate = "-" if method["lr"] is None else f"{method['lr']:g}" + (" *" if method["like"] else "")
-    cells = [name, f"{first['parameters']:,}", str(method["path_steps"]), rate, *_ppls(summary, name), f"{bits:.3f}"]
+    rates = ["-" if method[rate] is None else f"{method[rate]:g}" for rate in ("inner_lr", "lr")]
+    rates[0] += " *" if method["like"] else ""
+    cells = [name, f"{first['parameters']:,}", str(method["path_steps"]), *rates, *_ppls(summary, name), f"{bits:.3f}"]
     return cells + [shown(gaps(summary, name, control)) if name != control else "" for control in CONTROLS]
 
 
@@ -94,14 +95,14 @@ def _way_row(summary: Summary, name: str) -> list[str]:
     return [name, *means] if means[-1] else []
 
 
-def _lr_row(summary: Summary, name: str, method: dict[str, Any]) -> list[str]:
-    best = min(method["tuned"].values())
-    known = {lr: f"{value:.4f}" + (" <" if value == best else "") for lr, value in method["tuned"].items()}
-    return [name, *(known.get(lr, "") for lr in _lrs(summary))]
-
-
-def _lrs(summary: Summary) -> list[str]:
-    return sorted({lr for method in summary["methods"].values() for lr in method["tuned"]}, key=float)
+def _rate_rows(name: str, tuned: list[list[float]]) -> Rows:
+    """One for each inner rate; a method without an outer step has its loss in the column of 1."""
+    best = min((nats for *_, nats in tuned), default=0.0)
+    rows = []
+    for inner in sorted({inner for inner, _, _ in tuned}):
+        losses = {outer: f"{nats:.4f}" + (" <" if nats == best else "") for own, outer, nats in tuned if own == inner}
+        rows.append([name, f"{inner:g}", *(losses.get(outer, "") for outer in OUTER_RATES)])
+    return rows
 
 
 def _ppls(summary: Summary, name: str) -> list[str]:

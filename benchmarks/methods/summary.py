@@ -1,13 +1,12 @@
 """From finished tasks to the figures that tables and claims are made of. Plain dicts, as in summary.json.
 
-Losses are nats per token of the report split; `tune` only decided the outer learning rate.
+Losses are nats per token of the report split; `tune` only decided the learning rates.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from .data import PARTS, Data
@@ -21,54 +20,51 @@ from .plan import (
     METHODS,
     RANDOM,
     TINY,
+    TUNING_SEED,
+    Rates,
+    changed,
     has_outer_step,
     job,
     needed,
+    tried,
 )
 from .store import Results
 
 Summary = dict[str, Any]
 
 
-def chosen_lrs(
-    methods: Sequence[str], results: Results, *, seeds: Sequence[int], lrs: Sequence[float]
-) -> dict[str, float]:
-    """The outer learning rate of each method with the least mean loss over the seeds on the tune split."""
-    chosen = {}
-    for method in needed(methods):
-        tried = {lr: tune_loss(method, results, seeds=seeds, lr=lr) for lr in lrs} if method not in LIKE else {}
-        known = {lr: loss for lr, loss in tried.items() if loss is not None}
-        if known:
-            chosen[method] = min(known, key=known.__getitem__)
-        elif METHODS[method].get("outer") == "none":
-            chosen[method] = 1.0
+def chosen_rates(methods: Sequence[str], results: Results) -> dict[str, Rates]:
+    """Those of each method with the least loss on the tune split, or of the method that it is tuned like."""
+    found = {method: losses for method in needed(methods) if (losses := tune_losses(method, results))}
+    chosen = {method: min(losses, key=losses.__getitem__) for method, losses in found.items()}
     return chosen | {method: chosen[LIKE[method]] for method in methods if LIKE.get(method) in chosen}
 
 
-def tune_loss(method: str, results: Results, *, seeds: Sequence[int], lr: float) -> float | None:
-    """Mean over the seeds; None unless all are there."""
-    found = [results.get(("train", job(method, seed=seed, lr=lr).key)) for seed in seeds]
-    losses = [line["result"]["tune"]["loss"] for line in found if line is not None]
-    return fmean(losses) if len(losses) == len(seeds) else None
+def tune_losses(method: str, results: Results) -> dict[Rates, float]:
+    """Of each pair of rates that was tried; empty for a method that takes over those of another."""
+    if method in LIKE:
+        return {}
+    lines = {rates: results.get(("train", job(method, seed=TUNING_SEED, rates=rates).key)) for rates in tried(method)}
+    return {rates: float(line["result"]["tune"]["loss"]) for rates, line in lines.items() if line is not None}
 
 
 def summarise_experiment(
     results: Results,
     data: Data,
-    chosen: Mapping[str, float],
+    chosen: Mapping[str, Rates],
     *,
     seeds: Sequence[int],
-    lrs: Sequence[float],
     settings: Mapping[str, object],
 ) -> Summary:
     """Everything that is shown."""
     methods = {
-        method: _method(method, results, lr=chosen[method], seeds=seeds, lrs=lrs)
-        for method in METHODS
-        if method in chosen
+        method: _method(method, results, rates=chosen[method], seeds=seeds) for method in METHODS if method in chosen
     }
-    base = chosen.get(KMEANS, math.nan)
-    ablations = {name: _seeds((job(name, seed=seed, lr=base) for seed in seeds), results) for name in ABLATIONS}
+    ablations = {
+        name: _seeds((job(name, seed=seed, rates=chosen[changed(name)]) for seed in seeds), results)
+        for name in ABLATIONS
+        if changed(name) in chosen
+    }
     summary: Summary = {
         "settings": dict(settings),
         "seeds": list(seeds),
@@ -127,15 +123,14 @@ def bars(summary: Summary) -> list[dict[str, Any]]:
     return found
 
 
-def _method(method: str, results: Results, *, lr: float, seeds: Sequence[int], lrs: Sequence[float]) -> dict[str, Any]:
-    jobs = [job(method, seed=seed, lr=lr) for seed in seeds]
-    tried = {str(other): tune_loss(method, results, seeds=seeds, lr=other) for other in lrs}
-    first = jobs[0]
+def _method(method: str, results: Results, *, rates: Rates, seeds: Sequence[int]) -> dict[str, Any]:
+    jobs = [job(method, seed=seed, rates=rates) for seed in seeds]
     return {
-        "lr": lr if has_outer_step(method) else None,
-        "tuned": {other: value for other, value in tried.items() if value is not None and has_outer_step(method)},
+        "inner_lr": rates.inner,
+        "lr": rates.outer if has_outer_step(method) else None,
+        "tuned": [[*tuned, loss] for tuned, loss in tune_losses(method, results).items()],
         "like": LIKE.get(method),
-        "path_steps": first.path_steps,
+        "path_steps": jobs[0].path_steps,
         "seeds": _seeds(jobs, results),
     }
 

@@ -9,6 +9,7 @@ n sequences, J windows, P paths, D width.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -39,6 +40,7 @@ from dipaco_p2p.core.routing.evaluate import rerouted as rerouted_nats
 from dipaco_p2p.core.routing.features import features, token_features
 from dipaco_p2p.core.routing.router import Doubles, Paths
 from dipaco_p2p.core.routing.unigram import fit_on_best
+from dipaco_p2p.errors import Diverged
 
 from .comparisons import OverlappedGrid
 from .data import PARTS, Data, Ints, Part
@@ -123,7 +125,17 @@ def warm_up(bench: Bench, job: Job) -> dict[str, Any]:
 
 
 def train(bench: Bench, job: Job) -> dict[str, Any]:
-    """All rounds of a job; its curve, its losses, and its modules as a file."""
+    """All rounds of a job: its curve and losses, and its modules as a file. A job that diverges has infinite losses."""
+    began_s = time.perf_counter()
+    try:
+        return _trained(bench, job)
+    except Diverged:
+        lost = {"loss": math.inf, "low": None, "high": None, "bits_per_byte": math.inf}
+        found = {"report": lost, "tune": lost, "training_text": math.inf, "parameters": _parameters(job)}
+        return found | {"curve": [], "agreement": {}, "sent": [], "wall_s": time.perf_counter() - began_s}
+
+
+def _trained(bench: Bench, job: Job) -> dict[str, Any]:
     began_s = time.perf_counter()
     start, _ = bench.warm(job.seed, job.width)
     data, routes = bench.data, bench.first_routes(job)

@@ -19,29 +19,34 @@ from benchmarks.methods.plan import (
     DENSE,
     DENSE_OUTER,
     DILOCO,
-    EVERY_ROUND,
     EVERY_STEP,
     KMEANS,
-    LRS,
+    LIKE,
     METHODS,
     RANDOM,
+    SHARED,
+    SHARED_RANDOM,
+    Rates,
+    changed,
     is_scored,
     job,
     needed,
+    tried,
     tuning,
 )
 from benchmarks.methods.report import _ppls, told
 from benchmarks.methods.store import Folder, Results
-from benchmarks.methods.summary import Summary, chosen_lrs, gap, gaps, summarise_experiment
+from benchmarks.methods.summary import Summary, chosen_rates, gap, gaps, summarise_experiment
 from benchmarks.methods.work import EVERY
 from dipaco_p2p.errors import ConfigError
 
 SEEDS = (0, 1)
+USUAL, BEST = Rates(1.0, 0.7), Rates(4.0, 0.7)
 LOSSES = {DENSE: 4.6, DENSE_OUTER: 4.5, RANDOM: 4.35, DILOCO: 4.34, KMEANS: 4.3}
 
 
-def line(kind: str, method: str, seed: int, lr: float, loss: float) -> dict[str, Any]:
-    one = job(method, seed=seed, lr=lr)
+def line(kind: str, method: str, seed: int, rates: Rates, loss: float) -> dict[str, Any]:
+    one = job(method, seed=seed, rates=rates)
     report = {"loss": loss, "low": loss - 0.1, "high": loss + 0.1, "bits_per_byte": loss / 1.5}
     result: dict[str, Any] = {
         "report": report,
@@ -62,13 +67,16 @@ def line(kind: str, method: str, seed: int, lr: float, loss: float) -> dict[str,
     return {"kind": kind, "key": one.key, "job": one.to_dict(), "result": result}
 
 
-def results(losses: dict[str, float] = LOSSES, *, best: float = 0.7) -> Results:
-    """Every method with every rate; `best` is better than the others by a tenth of a nat and more."""
+def results(losses: dict[str, float] = LOSSES, *, best: Rates = BEST) -> Results:
+    """Every method with all rates that are tried, and both seeds with `best`, which no other rates come near."""
     lines = []
-    for one in tuning(list(losses), seeds=SEEDS, lrs=LRS):
-        loss = losses[one.method] + 0.01 * one.seed + (0 if one.outer == "none" else abs(one.lr - best) / 2)
-        lines.append(line("train", one.method, one.seed, one.lr, loss))
-    lines += [line("score", m, s, best, losses[m] + 0.01 * s) for m in losses if is_scored(m) for s in SEEDS]
+    for method, loss in losses.items():
+        own = best if best in tried(method) else Rates(best.inner, 1.0)
+        for rates in tried(method):
+            worse = abs(rates.inner - own.inner) / 2 + abs(rates.outer - own.outer) / 2
+            lines += [line("train", method, seed, rates, loss + worse + 0.01 * seed) for seed in SEEDS]
+        if is_scored(method):
+            lines += [line("score", method, seed, own, loss + 0.01 * seed) for seed in SEEDS]
     return {(found["kind"], found["key"]): found for found in lines}
 
 
@@ -78,31 +86,51 @@ def data() -> Data:
 
 
 def summary_of(found: Results) -> Summary:
-    chosen = chosen_lrs(list(LOSSES), found, seeds=SEEDS, lrs=LRS)
-    made = summarise_experiment(found, data(), chosen, seeds=SEEDS, lrs=LRS, settings={})
+    chosen = chosen_rates(list(LOSSES), found)
+    made = summarise_experiment(found, data(), chosen, seeds=SEEDS, settings={})
     again: Summary = json.loads(json.dumps(made))
     return again
 
 
-def test_the_rate_with_the_least_loss_on_tune_is_chosen_whatever_report_says():
-    found = results(best=1.0)
+def test_the_rates_with_the_least_loss_on_tune_are_chosen_whatever_report_says():
+    best = Rates(2.0, 1.0)
+    found = results(best=best)
     for entry in found.values():
         if entry["kind"] == "train" and entry["job"].get("lr") == 0.5:
             entry["result"]["report"]["loss"] = 0.1
-    chosen = chosen_lrs(list(LOSSES), found, seeds=SEEDS, lrs=LRS)
-    assert set(chosen.values()) == {1.0} and set(chosen) == set(LOSSES)
+    assert chosen_rates(list(LOSSES), found) == dict.fromkeys(LOSSES, best)
 
 
-def test_a_rate_that_not_all_seeds_have_is_not_chosen():
+def test_rates_that_diverge_are_not_chosen():
     found = results()
-    found = {key: entry for key, entry in found.items() if entry["job"]["seed"] == 0 or entry["job"].get("lr") == 1.0}
-    assert chosen_lrs([KMEANS], found, seeds=SEEDS, lrs=LRS) == {KMEANS: 1.0}
+    found["train", job(KMEANS, seed=0, rates=BEST).key]["result"]["tune"]["loss"] = math.inf
+    assert chosen_rates([KMEANS], found)[KMEANS] != BEST
 
 
-def test_methods_that_differ_in_routing_take_over_the_rate():
+def test_all_methods_are_tuned_with_the_same_effort_by_one_seed():
+    tuned = [method for method in METHODS if method not in LIKE]
+    inner = {tuple(sorted({rates.inner for rates in tried(method)})) for method in tuned}
+    outer = {len({rates.outer for rates in tried(method)}) for method in tuned}
+    assert len(inner) == 1 and outer == {1, 3}, "one where nothing takes an outer step"
+    assert {one.seed for one in tuning(METHODS)} == {0} and {one.method for one in tuning(METHODS)} == set(tuned)
+
+
+def test_methods_that_differ_in_routing_or_sharing_take_over_rates():
     assert needed(["2x2 product k-means"]) == [KMEANS, "2x2 product k-means"]
-    chosen = chosen_lrs(["2x2 product k-means"], results(), seeds=SEEDS, lrs=LRS)
-    assert chosen["2x2 product k-means"] == chosen[KMEANS] == 0.7
+    chosen = chosen_rates(["2x2 product k-means", SHARED, SHARED_RANDOM], results())
+    assert chosen["2x2 product k-means"] == chosen[SHARED] == chosen[KMEANS] == chosen[SHARED_RANDOM] == BEST
+    assert (LIKE[SHARED], LIKE[SHARED_RANDOM]) == (KMEANS, RANDOM)
+
+
+def test_an_ablation_has_the_rates_of_what_it_changes():
+    names = (
+        "rule mean",
+        "twice the steps, random routing",
+        "twice the steps, DiLoCo",
+        "batches of 32, dense + outer step",
+    )
+    assert [changed(name) for name in names] == [KMEANS, RANDOM, DILOCO, DENSE_OUTER]
+    assert all(changed(name) in METHODS for name in ABLATIONS)
 
 
 def test_gaps_are_of_perplexity_per_seed():
@@ -149,19 +177,9 @@ def verdict_of(number: int, made_up: dict[str, float]) -> Verdict:
 
 @pytest.mark.parametrize(("every", "verdict"), [(4.35, HOLDS), (4.295, HOLDS), (4.28, FAILS)])
 def test_rounds_hold_if_every_step_is_not_better_by_more_than_a_per_cent(every: float, verdict: str) -> None:
-    found = verdict_of(11, {KMEANS: 4.3, EVERY_STEP[0]: every})
-    assert found.verdict == verdict and f"usual {math.exp(every - 4.3) - 1:+.1%}".replace("%", " %") in found.figures
+    found = verdict_of(11, {KMEANS: 4.3, EVERY_STEP: every})
+    assert found.verdict == verdict and f"rates: {math.exp(every - 4.3) - 1:+.1%}".replace("%", " %") in found.figures
     assert verdict_of(11, {KMEANS: 4.3}).verdict == UNTESTED
-
-
-def test_rounds_and_every_step_are_compared_at_their_best_inner_rates() -> None:
-    made_up = {KMEANS: 4.3, EVERY_STEP[0]: 4.4, EVERY_STEP[1]: 4.2}
-    assert verdict_of(11, made_up).verdict == FAILS
-    found = verdict_of(11, made_up | {EVERY_ROUND[1]: 4.35, EVERY_ROUND[2]: 4.1})
-    assert found.verdict == HOLDS and f"best inner rate: {math.exp(0.1) - 1:+.1%}".replace("%", " %") in found.figures
-    assert [job(name, seed=0, lr=0.7).inner.lr for name in EVERY_STEP] == [
-        job(name, seed=0, lr=0.7).inner.lr for name in EVERY_ROUND
-    ]
 
 
 @pytest.mark.parametrize(
@@ -174,13 +192,10 @@ def test_the_gain_of_more_paths_has_to_turn_with_little_text(all_text: float, li
     assert found.verdict == verdict and "5 % of it" in found.figures
 
 
-def test_an_outer_step_has_to_beat_adamw_at_its_better_inner_rate_too() -> None:
-    made_up = {DENSE: 4.4, DENSE_OUTER: 4.3}
-    assert verdict_of(22, made_up).verdict == HOLDS
-    made_up["inner rate doubled, dense"] = 4.2
-    assert verdict_of(22, made_up | {"inner rate doubled, dense + outer step": 4.1}).verdict == HOLDS
-    found = verdict_of(22, made_up | {"inner rate doubled, dense + outer step": 4.21})
-    assert found.verdict == FAILS and "twice the inner rate +1.0 %" in found.figures
+def test_an_outer_step_has_to_beat_adamw() -> None:
+    assert verdict_of(22, {DENSE: 4.4, DENSE_OUTER: 4.3}).verdict == HOLDS
+    found = verdict_of(22, {DENSE: 4.3, DENSE_OUTER: 4.31})
+    assert found.verdict == FAILS and "best rates: +1.0 %" in found.figures
 
 
 def test_the_large_grid_counts_where_it_was_run() -> None:
@@ -195,10 +210,12 @@ def test_the_large_grid_counts_where_it_was_run() -> None:
 
 
 def test_every_ablation_and_method_is_a_job_of_its_own():
-    keys = {job(name, seed=0, lr=0.3).key for name in (*METHODS, *ABLATIONS)}
+    keys = {job(name, seed=0, rates=USUAL).key for name in (*METHODS, *ABLATIONS)}
     assert len(keys) == len(METHODS) + len(ABLATIONS)
-    assert job("2x2 k-means", seed=0, lr=0.7).path_steps == 4 * STEPS
-    assert job(DILOCO, seed=0, lr=0.7).path_steps == 4 * STEPS and job(DENSE, seed=0, lr=0.7).path_steps == STEPS
+    assert job("2x2 k-means", seed=0, rates=USUAL).path_steps == 4 * STEPS
+    assert (
+        job(DILOCO, seed=0, rates=USUAL).path_steps == 4 * STEPS and job(DENSE, seed=0, rates=USUAL).path_steps == STEPS
+    )
 
 
 def test_dense_controls_have_about_the_parameters_of_their_grids():
@@ -208,7 +225,7 @@ def test_dense_controls_have_about_the_parameters_of_their_grids():
         ("dense, parameters of 2x2", KMEANS),
         ("dense, parameters of 4x4 + outer step", "4x4 k-means"),
     ):
-        one, other = (_parameters(job(name, seed=0, lr=0.7)) for name in (control, grid))
+        one, other = (_parameters(job(name, seed=0, rates=USUAL)) for name in (control, grid))
         assert one == pytest.approx(other, rel=0.02)
 
 
@@ -228,7 +245,7 @@ def cells_of(summary: Summary) -> list[str]:
 def test_a_line_that_a_kill_cut_off_is_done_again(tmp_path: Path):
     folder = Folder(tmp_path)
     folder.open({"corpus": ["found"]})
-    first, second = line("train", KMEANS, 0, 0.7, 4.3), line("train", KMEANS, 1, 0.7, 4.3)
+    first, second = line("train", KMEANS, 0, USUAL, 4.3), line("train", KMEANS, 1, USUAL, 4.3)
     folder.append(first)
     with folder.results.open("a") as file:
         file.write(json.dumps(second)[:100])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,12 @@ def test_a_trained_job_gives_losses_of_all_parts_and_the_same_ones_again(bench: 
     assert first["curve"][-1] == [2, first["report"]["loss"]]
     assert sum(first["shards"]) == len(bench.data.train) and min(first["shards"]) > 0
     assert set(first["domains"]) == {"low", "high"} and first["path_steps"] == 8
+
+
+@pytest.mark.parametrize("outer", ["all", "every step"])
+def test_a_job_that_diverges_has_infinite_losses(bench: Bench, outer: str):
+    found = train(bench, dataclasses.replace(TINY, inner_lr=1e30, round_steps=2, outer=outer))
+    assert found["tune"]["loss"] == found["report"]["loss"] == math.inf
 
 
 def test_routers_of_a_job_that_tiny_models_route_count_tokens_too(bench: Bench):

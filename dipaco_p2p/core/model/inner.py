@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ...config import InnerConfig, ModelConfig
-from ...errors import DipacoError
+from ...errors import Diverged
 from ..arrays import Array, Floats
 from .engine import Loss, attention_of, eager_loss, fast_loss, gives_up_compiling, has_failed, training_loss
 from .microbatch import Fit, MicroBatch, accumulate, measure, within_memory
@@ -258,7 +258,7 @@ class _Reading:
             self._is_there.record()
 
     def report(self) -> StepReport:
-        """Wait for the numbers; raises DipacoError if they are not finite."""
+        """Wait for the numbers; raises Diverged if they are not finite."""
         if self._is_there is not None:
             self._is_there.synchronize()
         loss, grad_norm = self._values.tolist()
@@ -278,7 +278,7 @@ def learning_rate(config: InnerConfig, step: int, total_steps: int) -> float:
 
 def _check_finite(report: StepReport) -> None:
     if not (math.isfinite(report.loss) and math.isfinite(report.grad_norm)):
-        raise DipacoError(
+        raise Diverged(
             f"inner step {report.step} has the loss {report.loss} and a gradient of norm {report.grad_norm}",
             hint="fetch the newest modules and start the round again; if it happens again, the run's `lr` is too high",
         )

@@ -1,9 +1,9 @@
 """What final versions say of work that a peer keeps: that they count it, or that no version will.
 
-Of a refusal a leader tells nobody, so whoever keeps work for it decides alone, from the chain. Work counts at most
-`staleness` versions late. Once the coordinator has signed the last version that could have counted it, no branch, no
-later leader and no other verdict can bring it back: it is dropped, document and payload. Before that it stays whatever
-the leader or its judges say, for these may be friends, and another branch may win.
+A leader does not report what it refused to the peers that keep work for it, so each of them decides alone, from the
+chain. Work counts at most `staleness` versions late. Once the coordinator has signed the last version that could have
+counted it, no branch, no later leader and no other verdict can bring it back: it is dropped, document and payload.
+Before that it stays whatever the leader or its judges say, for these may be friends, and another branch may win.
 """
 
 from __future__ import annotations

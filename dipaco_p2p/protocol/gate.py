@@ -70,7 +70,7 @@ class Repetition:
     """What an author's round came to, beside the same one taken again by an auditor."""
 
     cosine: float = bounded(low=-1.0, high=1.0)
-    """Of the two outer gradients of all modules, before compression."""
+    """Of the two outer gradients of the module that is farthest off, before compression."""
     ratio: float = bounded(low=0.0, high=GAIN_MAX)
     """The norm of the author's to that of the auditor's."""
     moments: float = bounded(low=0.0, high=GAIN_MAX)

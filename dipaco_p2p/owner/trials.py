@@ -272,13 +272,17 @@ class Trials:
 
     async def _ask(self, sealed: Sealed[Contribution], said: dict[PeerId, Sealed[Appraisal]], until_s: float) -> None:
         """Until judges have said enough, or nobody is left who lives and has said nothing. Whoever does not answer is
-        asked again: the author may still be sending its other parts, and a heartbeat outlives its peer for a while."""
-        document, silent = sealed.document, Counter[PeerId]()
+        asked again: the author may still be sending its other parts, and a heartbeat outlives its peer for a while. A
+        newcomer of whose work judges cannot have a part gets half of the time: its path is not trained meanwhile."""
+        document, silent, is_hidden = sealed.document, Counter[PeerId](), False
+        is_known = self._node.run.verdicts([], self._chain.ledger.standings).is_known(document.author)
+        hidden_until_s = until_s if is_known else until_s - self._limit_s() / 2
         asking: dict[asyncio.Task[Sealed[Appraisal] | None], PeerId] = {}
         try:
             draw = await asyncio.shield(self._draws[document.work])
             while asked := self._next_judges(document, draw, said, silent):
-                if self._node.clock.now_s() >= until_s:
+                is_hidden = is_hidden or self._is_hidden(document.work)
+                if self._node.clock.now_s() >= (hidden_until_s if is_hidden and not said else until_s):
                     break
                 for judge in asked if len(asking) < ASKING_MAX else ():
                     if judge not in asking.values():

@@ -128,6 +128,27 @@ async def test_work_of_which_a_part_is_not_to_be_had_does_not_count(tmp_path: Pa
         assert on.expired()[later] == Reason.UNJUDGED and on.counted() == {good}
 
 
+async def test_a_newcomer_that_keeps_a_part_back_holds_its_path_up_for_half_as_long_as_a_known_author(
+    tmp_path: Path,
+) -> None:
+    """Attack: a key without work pushed a part to one module of each path, and gave nobody the other parts. Each path
+    waited for its judges as long as it may, and honest volunteers trained it only then."""
+
+    async def waited_s(on: Scene, author: Member, size: float) -> float:
+        began_s = on.leader.node.clock.now_s()
+        hidden = await on.push(author, size, gives=False)
+        await eventually(lambda: hidden in on.expired())
+        assert on.expired()[hidden] == Reason.UNJUDGED
+        return on.leader.node.clock.now_s() - began_s
+
+    async with scene(tmp_path) as on:
+        known, deadline_s = await on.author(60), on.run.config.rounds.deadline_s
+        await on.push(known, GOOD)
+        await on.version(1)
+        assert await waited_s(on, await on.author(61), BAD) < 0.75 * deadline_s
+        assert await waited_s(on, known, 2 * BAD) > 0.9 * deadline_s
+
+
 async def test_work_that_judges_are_silent_about_counts_only_of_those_whom_the_chain_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,8 +196,9 @@ def played() -> list[Call]:
     plan, snapshots, calls = make_plan(1, (), volunteers=4), list[Snapshot](), list[Call]()
 
     class Trainer(PathTrainer):
-        def __init__(self, *arguments: Any, clock: object, step_s: float, forges: object, **settings: Any) -> None:
-            super().__init__(*arguments, **settings)
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            known = inspect.signature(PathTrainer).parameters  # the simulation's trainer takes more
+            super().__init__(*arguments, **{name: value for name, value in settings.items() if name in known})
 
     class Watched(World):
         async def play(self) -> None:

@@ -19,7 +19,7 @@ from .plan import ABLATIONS, KMEANS, MAIN, METHODS, Rates, changed, is_scored, j
 from .pool import Pool
 from .report import told
 from .store import Folder, Results
-from .summary import chosen_rates, summarise_experiment
+from .summary import chosen_rates, summarise_experiment, untried
 from .work import Task
 
 VERSION = 2
@@ -99,7 +99,9 @@ def _train_all(runner: Runner, choice: Choice, seeds: range) -> dict[str, Rates]
         if not choice.quick:
             jobs = tuning(methods)
             runner.warm_up(jobs)
-            runner.do("Tuning", "train", jobs)
+            while jobs:
+                runner.do("Tuning", "train", jobs)
+                jobs = untried(methods, runner.results)
             chosen = chosen_rates(methods, runner.results)
         final = [job(m, seed=s, rates=chosen[m]) for m in methods for s in seeds]
         runner.warm_up(final)

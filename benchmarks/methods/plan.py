@@ -1,7 +1,7 @@
 """Which jobs answer which question.
 
-Every method is tried with the same inner learning rates, each with three outer ones; `tune` decides, `report` is shown.
-Ablations change one thing of a tuned method.
+Every method is tried with the same inner learning rates, each with three outer ones, and then with the neighbours of
+the best until none of them is better; `tune` decides, `report` is shown. Ablations change one thing of a tuned method.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ class Rates(NamedTuple):
     """Of the outer step."""
 
 
-INNER_RATES = (1.0, 2.0, 4.0, 8.0)
-OUTER_RATES = (0.5, 0.7, 1.0, 1.4)
-"""Each method is tried with the three that lie around its best."""
+INNER_RATES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+OUTER_RATES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
+"""All that a search may come to."""
+FIRST_INNER = (1.0, 2.0, 4.0, 8.0)
+FIRST_OUTER, FIRST_OUTER_OF_MEANS = (0.5, 0.7, 1.0), (0.7, 1.0, 1.4)
+"""Averages of replicas are shorter than rescaled ones, and want the greater outer rates."""
 TUNING_SEED = 0
 """Rates are chosen with this seed alone, and used with all."""
 MATCH_2X2 = 48
@@ -165,15 +168,28 @@ def changed(ablation: str) -> str:
 def tuning(methods: Iterable[str]) -> list[Job]:
     """What has to be trained before rates can be chosen."""
     tuned = [method for method in methods if method not in LIKE]
-    return [job(method, seed=TUNING_SEED, rates=rates) for method in tuned for rates in tried(method)]
+    return [job(method, seed=TUNING_SEED, rates=rates) for method in tuned for rates in tried_first(method)]
 
 
-def tried(method: str) -> list[Rates]:
-    """Averages of replicas are shorter than rescaled ones, and want the greater outer rates."""
+def tried_first(method: str) -> list[Rates]:
+    """The grid that the search of a method begins with."""
     outers: Sequence[float] = (1.0,)
     if has_outer_step(method):
-        outers = OUTER_RATES[1:] if METHODS[method].get("rule") == "mean" else OUTER_RATES[:-1]
-    return [Rates(inner, outer) for inner in INNER_RATES for outer in outers]
+        outers = FIRST_OUTER_OF_MEANS if METHODS[method].get("rule") == "mean" else FIRST_OUTER
+    return [Rates(inner, outer) for inner in FIRST_INNER for outer in outers]
+
+
+def neighbours(method: str, rates: Rates) -> list[Rates]:
+    """Those that one step up or down comes to."""
+    found = [rates._replace(inner=inner) for inner in _beside(INNER_RATES, rates.inner)]
+    if has_outer_step(method):
+        found += [rates._replace(outer=outer) for outer in _beside(OUTER_RATES, rates.outer)]
+    return found
+
+
+def _beside(ladder: Sequence[float], value: float) -> Sequence[float]:
+    place = ladder.index(value)
+    return *ladder[max(0, place - 1) : place], *ladder[place + 1 : place + 2]
 
 
 def needed(methods: Sequence[str]) -> list[str]:

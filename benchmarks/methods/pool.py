@@ -92,7 +92,8 @@ def _cost(task: Task) -> int:
 def _tell(task: Task, result: dict[str, Any]) -> None:
     """One line for a finished task, where there is no bar."""
     loss = f"{result['report']['loss']:.4f} nats, " if "report" in result else ""
-    name = f"{task.kind} {task.job.method}, seed {task.job.seed}, outer lr {task.job.lr}"
+    rates = f"inner lr x{task.job.inner_lr:g}, outer lr {task.job.lr:g}"
+    name = f"{task.kind} {task.job.method}, seed {task.job.seed}, {rates}"
     print(f"{name}: {loss}{result['wall_s']:.0f} s", file=sys.stderr, flush=True)
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from benchmarks.report import table
 
 from .claims import shown, verdicts
-from .plan import DENSE_OUTER, DILOCO, KMEANS, OUTER_RATES, RANDOM
+from .plan import DENSE_OUTER, DILOCO, KMEANS, RANDOM
 from .summary import DIVERGED_NATS, Summary, gaps, loss
 
 WAYS = (
@@ -52,8 +52,8 @@ def _tables(summary: Summary) -> list[tuple[str, list[str], Rows]]:
         ),
         (
             "Learning rates (nats on the tune split, one seed)",
-            ["method", "inner lr", *(f"outer {rate:g}" for rate in OUTER_RATES)],
-            [row for name, method in summary["methods"].items() for row in _rate_rows(name, method["tuned"])],
+            ["method", "inner lr", *(f"outer {rate:g}" for rate in _outers(summary))],
+            [row for name in summary["methods"] for row in _rate_rows(summary, name)],
         ),
         (
             f"One change each to `{KMEANS}`",
@@ -95,14 +95,19 @@ def _way_row(summary: Summary, name: str) -> list[str]:
     return [name, *means] if means[-1] else []
 
 
-def _rate_rows(name: str, tuned: list[list[float]]) -> Rows:
+def _rate_rows(summary: Summary, name: str) -> Rows:
     """One for each inner rate; a method without an outer step has its loss in the column of 1."""
+    tuned = summary["methods"][name]["tuned"]
     best = min((nats for *_, nats in tuned), default=0.0)
     rows = []
     for inner in sorted({inner for inner, _, _ in tuned}):
         losses = {outer: f"{nats:.4f}" + (" <" if nats == best else "") for own, outer, nats in tuned if own == inner}
-        rows.append([name, f"{inner:g}", *(losses.get(outer, "") for outer in OUTER_RATES)])
+        rows.append([name, f"{inner:g}", *(losses.get(outer, "") for outer in _outers(summary))])
     return rows
+
+
+def _outers(summary: Summary) -> list[float]:
+    return sorted({outer for method in summary["methods"].values() for _, outer, _ in method["tuned"]})
 
 
 def _ppls(summary: Summary, name: str) -> list[str]:

@@ -15,9 +15,11 @@ from .plan import (
     ABLATIONS,
     DENSE_OUTER,
     DILOCO,
+    INNER_RATES,
     KMEANS,
     LIKE,
     METHODS,
+    OUTER_RATES,
     RANDOM,
     TINY,
     TUNING_SEED,
@@ -26,7 +28,7 @@ from .plan import (
     has_outer_step,
     job,
     needed,
-    tried,
+    neighbours,
 )
 from .store import Results
 
@@ -40,11 +42,24 @@ def chosen_rates(methods: Sequence[str], results: Results) -> dict[str, Rates]:
     return chosen | {method: chosen[LIKE[method]] for method in methods if LIKE.get(method) in chosen}
 
 
+def untried(methods: Sequence[str], results: Results) -> list[Job]:
+    """The jobs of the neighbours of each method's best rates that were not tried yet."""
+    jobs = []
+    for method in needed(methods):
+        if losses := tune_losses(method, results):
+            best = min(losses, key=losses.__getitem__)
+            further = [rates for rates in neighbours(method, best) if rates not in losses]
+            jobs += [job(method, seed=TUNING_SEED, rates=rates) for rates in further]
+    return jobs
+
+
 def tune_losses(method: str, results: Results) -> dict[Rates, float]:
     """Of each pair of rates that was tried; empty for a method that takes over those of another."""
     if method in LIKE:
         return {}
-    lines = {rates: results.get(("train", job(method, seed=TUNING_SEED, rates=rates).key)) for rates in tried(method)}
+    outers = OUTER_RATES if has_outer_step(method) else (1.0,)
+    everything = (Rates(inner, outer) for inner in INNER_RATES for outer in outers)
+    lines = {rates: results.get(("train", job(method, seed=TUNING_SEED, rates=rates).key)) for rates in everything}
     return {rates: float(line["result"]["tune"]["loss"]) for rates, line in lines.items() if line is not None}
 
 

@@ -31,12 +31,13 @@ from benchmarks.methods.plan import (
     is_scored,
     job,
     needed,
-    tried,
+    neighbours,
+    tried_first,
     tuning,
 )
 from benchmarks.methods.report import _ppls, told
 from benchmarks.methods.store import Folder, Results
-from benchmarks.methods.summary import Summary, chosen_rates, gap, gaps, summarise_experiment
+from benchmarks.methods.summary import Summary, chosen_rates, gap, gaps, summarise_experiment, untried
 from benchmarks.methods.work import EVERY
 from dipaco_p2p.errors import ConfigError
 
@@ -71,8 +72,8 @@ def results(losses: dict[str, float] = LOSSES, *, best: Rates = BEST) -> Results
     """Every method with all rates that are tried, and both seeds with `best`, which no other rates come near."""
     lines = []
     for method, loss in losses.items():
-        own = best if best in tried(method) else Rates(best.inner, 1.0)
-        for rates in tried(method):
+        own = best if best in tried_first(method) else Rates(best.inner, 1.0)
+        for rates in tried_first(method):
             worse = abs(rates.inner - own.inner) / 2 + abs(rates.outer - own.outer) / 2
             lines += [line("train", method, seed, rates, loss + worse + 0.01 * seed) for seed in SEEDS]
         if is_scored(method):
@@ -109,10 +110,24 @@ def test_rates_that_diverge_are_not_chosen():
 
 def test_all_methods_are_tuned_with_the_same_effort_by_one_seed():
     tuned = [method for method in METHODS if method not in LIKE]
-    inner = {tuple(sorted({rates.inner for rates in tried(method)})) for method in tuned}
-    outer = {len({rates.outer for rates in tried(method)}) for method in tuned}
+    inner = {tuple(sorted({rates.inner for rates in tried_first(method)})) for method in tuned}
+    outer = {len({rates.outer for rates in tried_first(method)}) for method in tuned}
     assert len(inner) == 1 and outer == {1, 3}, "one where nothing takes an outer step"
     assert {one.seed for one in tuning(METHODS)} == {0} and {one.method for one in tuning(METHODS)} == set(tuned)
+
+
+def test_the_search_ends_where_no_neighbour_of_the_best_is_untried():
+    found = results()
+    assert untried([KMEANS, RANDOM, DENSE], found) == []
+    at_the_edge = results(best=Rates(8.0, 0.5))
+    further = {(one.inner_lr, one.lr) for one in untried([KMEANS], at_the_edge)}
+    assert further == {(16.0, 0.5), (8.0, 0.35)}
+    for rates in further:
+        better = line("train", KMEANS, 0, Rates(*rates), 4.0)
+        at_the_edge["train", better["key"]] = better
+    assert chosen_rates([KMEANS], at_the_edge)[KMEANS] in further
+    assert {one.inner_lr for one in untried([DENSE], results(best=Rates(8.0, 0.7)))} == {16.0}
+    assert neighbours(KMEANS, Rates(32.0, 2.0)) == [Rates(16.0, 2.0), Rates(32.0, 1.4)], "the ladders end there"
 
 
 def test_methods_that_differ_in_routing_or_sharing_take_over_rates():

@@ -90,7 +90,6 @@ METHODS = {**MAIN, **FURTHER}
 
 _TUNED = (TINY, EVERY_STEP, "4x4 k-means", "4x4 random routing")
 LIKE: Mapping[str, str] = {
-    **{SHARED: KMEANS, SHARED_RANDOM: RANDOM},
     **{
         name: "4x4 k-means" if name.startswith("4x4") else KMEANS
         for name in FURTHER
@@ -98,7 +97,7 @@ LIKE: Mapping[str, str] = {
     },
     "4x4 k-means, every step": EVERY_STEP,
 }
-"""Methods that take over the rates of another, which differs from them in the routing or the sharing only."""
+"""Methods that take over the rates of another, which differs from them in the routing only."""
 
 _FIRST_BLOCKS = {"grid": "2x2 private ends"}
 ABLATIONS: Mapping[str, Mapping[str, object]] = {

@@ -24,8 +24,6 @@ from benchmarks.methods.plan import (
     LIKE,
     METHODS,
     RANDOM,
-    SHARED,
-    SHARED_RANDOM,
     Rates,
     changed,
     is_scored,
@@ -130,11 +128,10 @@ def test_the_search_ends_where_no_neighbour_of_the_best_is_untried():
     assert neighbours(KMEANS, Rates(32.0, 2.0)) == [Rates(16.0, 2.0), Rates(32.0, 1.4)], "the ladders end there"
 
 
-def test_methods_that_differ_in_routing_or_sharing_take_over_rates():
+def test_methods_that_differ_in_routing_take_over_rates():
     assert needed(["2x2 product k-means"]) == [KMEANS, "2x2 product k-means"]
-    chosen = chosen_rates(["2x2 product k-means", SHARED, SHARED_RANDOM], results())
-    assert chosen["2x2 product k-means"] == chosen[SHARED] == chosen[KMEANS] == chosen[SHARED_RANDOM] == BEST
-    assert (LIKE[SHARED], LIKE[SHARED_RANDOM]) == (KMEANS, RANDOM)
+    chosen = chosen_rates(["2x2 product k-means"], results())
+    assert chosen["2x2 product k-means"] == chosen[KMEANS] == BEST
 
 
 def test_an_ablation_has_the_rates_of_what_it_changes():

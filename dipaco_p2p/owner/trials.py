@@ -17,7 +17,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from ..errors import DipacoError, Refused
@@ -161,7 +161,7 @@ class Trials:
             document = sealed.document
             reason = verdicts.reason(document)
             if reason is None and document.work in self._unheard:
-                is_taken = verdicts.is_known(document.author) and not self._is_hidden(document.work)
+                is_taken = verdicts.is_known(document.author) and not self._is_hidden(self._lack(document.work))
                 reason = None if is_taken else Reason.UNJUDGED
             entry = Entry(path=document.path, peer=document.author)
             if reason is None:
@@ -190,9 +190,12 @@ class Trials:
         documents = (sealed.document for sealed in contributions)
         return [Entry(path=one.path, peer=one.author) for one in documents if one.work in forged]
 
-    def _is_hidden(self, work: str) -> bool:
-        """Whether judges could not have all of it: leaders have its parts, unless its author keeps some back."""
-        lacking = {judge for each, judge in self._lacking if each == work}
+    def _lack(self, work: str) -> set[PeerId]:
+        """The judges that answered last that a part of it is not to be had."""
+        return {judge for each, judge in self._lacking if each == work}
+
+    def _is_hidden(self, lacking: Collection[PeerId]) -> bool:
+        """Whether so many judges lack a part: leaders have all parts, unless the author keeps some back."""
         return len(lacking) >= gate.AGREED or self._node.run.manifest.author in lacking
 
     def expel(self, sealed: Sealed[Contribution], reason: Reason) -> None:
@@ -274,22 +277,24 @@ class Trials:
         """Until judges have said enough, or nobody is left who lives and has said nothing. Whoever does not answer is
         asked again: the author may still be sending its other parts, and a heartbeat outlives its peer for a while. A
         newcomer of whose work judges cannot have a part gets half of the time: its path is not trained meanwhile."""
-        document, silent, is_hidden = sealed.document, Counter[PeerId](), False
+        document, silent, lacked = sealed.document, Counter[PeerId](), set[PeerId]()
         is_known = self._node.run.verdicts([], self._chain.ledger.standings).is_known(document.author)
         hidden_until_s = until_s if is_known else until_s - self._limit_s() / 2
         asking: dict[asyncio.Task[Sealed[Appraisal] | None], PeerId] = {}
         try:
             draw = await asyncio.shield(self._draws[document.work])
             while asked := self._next_judges(document, draw, said, silent):
-                is_hidden = is_hidden or self._is_hidden(document.work)
-                if self._node.clock.now_s() >= (hidden_until_s if is_hidden and not said else until_s):
+                lacked |= self._lack(document.work)
+                is_hidden = not said and self._is_hidden(lacked)
+                if self._node.clock.now_s() >= (hidden_until_s if is_hidden else until_s):
                     break
                 for judge in asked if len(asking) < ASKING_MAX else ():
                     if judge not in asking.values():
                         asking[asyncio.create_task(self._appraised(judge, sealed, until_s))] = judge
                 await self._answered(asking, said, silent)
             is_new = self._standing(document.author).is_on_probation(self._node.run.config.audited)
-            if is_new and (audit := self._audits.get(document.work)) is not None:
+            is_waiting = is_new and (said or not self._is_hidden(lacked))
+            if is_waiting and (audit := self._audits.get(document.work)) is not None:
                 while self._node.clock.now_s() < until_s and not audit.task.done() and is_open(said):
                     await done_or_later(audit.task, self._node.clock, RETRY_S)
         except Exception:  # what others sent may have led to a fault of ours, which must not make it count

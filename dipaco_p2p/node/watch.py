@@ -478,7 +478,8 @@ class Watch:
         found = {path: None if is_held else self.standing(path) for path in paths}
         standings = {path: how_far for path, how_far in found.items() if how_far is not None}
         for path in found.keys() - standings.keys():
-            self.sightings.excuse(path, ask_s=now_s + self._run.config.liveness.heartbeat_ttl_s)
+            wait_s = self._run.config.liveness.heartbeat_ttl_s if self.may_have_begun else 0.0  # soon it may
+            self.sightings.excuse(path, ask_s=now_s + wait_s)
         deadlines_s = {path: self._deadline_s(path) for path in standings}
         self.sightings.told(self.rounds, standings, deadlines_s=deadlines_s, now_s=now_s)
 

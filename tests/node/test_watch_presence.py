@@ -272,6 +272,34 @@ async def test_nobody_is_idle_before_enough_paths_are_claimed(tmp_path: Path, mi
         assert bool(other.watch.claims[PATH]) == (min_paths == 2)
 
 
+async def test_the_chance_of_a_claim_begins_when_enough_paths_are_claimed(tmp_path: Path) -> None:
+    """Attack: idle claims that were there first. A volunteer that had asked the leaders too early asked them again
+    after a whole life of a heartbeat, and began to count only then."""
+    async with World(tmp_path, config=tiny_config(min_paths=2)) as world:
+        one, other, watching, leader = world.peer(40), world.peer(41), world.peer(42), world.leader(50)
+        await watching.watch.refresh()
+        for module in {*PATH.modules(), *MOVED_TO.modules()}:
+            await leader.lead(module)
+        look_s, deadline_s = world.run.config.liveness.heartbeat_ttl_s / 3, world.run.config.rounds.deadline_s
+
+        async def looked(*, has_begun: bool = True) -> bool:
+            """Whether the first claim still weighs."""
+            if has_begun:
+                await other.presence.claim(MOVED_TO, since_s=began_s, round_number=0)
+            await one.presence.claim(PATH, since_s=world.clock.now_s(), round_number=0)
+            await watching.watch.refresh()
+            await asyncio.sleep(look_s)
+            return bool(watching.watch.claims[PATH])
+
+        began_s = world.clock.now_s()
+        assert await looked(has_begun=False)
+        began_s = world.clock.now_s()
+        for _ in range(20):
+            if not await looked():
+                break
+        assert world.clock.now_s() - began_s < deadline_s / 2 + 3 * look_s
+
+
 async def test_the_round_of_a_claim_goes_out_with_its_next_repetition(tmp_path: Path) -> None:
     async with between_two(tmp_path) as (world, one, other):
         one.presence.note_round(7)  # without a claim it says nothing

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +17,13 @@ from dipaco_p2p.config import CompressionConfig, JudgingConfig, RunConfig
 from dipaco_p2p.core.outer.compress import INT8, compress, encode_compressed
 from dipaco_p2p.node.node import Member, send
 from dipaco_p2p.node.run import Run
+from dipaco_p2p.owner.judge import Measure
 from dipaco_p2p.owner.leader import Leader
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, Part, Sealed, seal
 from dipaco_p2p.protocol.signing import PeerId
 from dipaco_p2p.protocol.versions import genesis_version
 from dipaco_p2p.topology import ModuleId, PathId
+from simulation.training import toy_gains
 
 MODULE = ModuleId(1, 0)
 PATH, OTHER_PATH = PathId((0, 0, 0)), PathId((0, 0, 1))
@@ -97,3 +102,15 @@ class Scene:
 
     def counted(self) -> set[str]:
         return {share.contribution for one in self.leader.chain.ledger.versions for share in one.document.shares}
+
+
+@asynccontextmanager
+async def scene(
+    folder: Path, *, measure: Measure = toy_gains, others: Sequence[int] = (), **config: Any
+) -> AsyncIterator[Scene]:
+    """With a leader, and `others` that own modules."""
+    async with World(folder, config=judged_config(**config), measure=measure) as world:
+        for number in others:
+            world.leader(number)
+        leader = world.leader(50)
+        yield Scene(world, leader, await leader.lead(MODULE))

@@ -58,19 +58,6 @@ async def test_a_round_waits_for_the_audit_of_a_newcomer(audit_scene: Play) -> N
         assert on.findings(1) == Findings(repeated=(author.swarm.peer,))
 
 
-async def test_no_round_waits_for_the_audit_of_a_newcomer_that_keeps_a_part_back_beyond_half_of_its_time(
-    audit_scene: Play,
-) -> None:
-    """Attack: as in test_judging.py. No auditor can repeat such work, and the round waited for one."""
-    async with audit_scene as on:
-        await trusted(on, await on.author(60))
-        began_s = on.leader.node.clock.now_s()
-        hidden = await on.push(await on.author(61), BAD, gives=False)
-        await eventually(lambda: hidden in on.expired())
-        assert on.expired() == {hidden: Reason.UNJUDGED}
-        assert on.leader.node.clock.now_s() - began_s < 0.75 * on.run.config.rounds.deadline_s
-
-
 async def test_versions_name_the_auditors_of_what_they_count_and_of_what_ended_since_each_once(
     audit_scene: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:

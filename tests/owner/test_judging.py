@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from judging_scene import BAD, GOOD, MODULE, OTHER_PATH, PATH, Scene, gradient, judged_config
+from judging_scene import BAD, GOOD, MODULE, OTHER_PATH, PATH, Scene, gradient, judged_config, scene
 from runtime_harness import World, offer
 from tiny_run import MODEL, appraisal_of, contribution_of, initial, signer, tiny_config, version_of
 from trickling import trickle
@@ -25,7 +23,7 @@ from dipaco_p2p.errors import IntegrityError, Refused
 from dipaco_p2p.node.calls import Appraise
 from dipaco_p2p.node.node import Member, ask, send
 from dipaco_p2p.node.run import Run
-from dipaco_p2p.owner.judge import FETCHED_AT_ONCE, Judge, Measure, drawn, mean_and_error, measured_gains
+from dipaco_p2p.owner.judge import FETCHED_AT_ONCE, Judge, drawn, mean_and_error, measured_gains
 from dipaco_p2p.owner.version import Admitted, make_again
 from dipaco_p2p.protocol.audits import Audit
 from dipaco_p2p.protocol.decrees import ADMIT, Decree, ShownDecree
@@ -38,18 +36,6 @@ from dipaco_p2p.protocol.standing import Findings, Standings
 from dipaco_p2p.protocol.verdicts import encode_appraisals, read_appraisals
 from dipaco_p2p.protocol.versions import genesis_version
 from simulation.training import toy_gains
-
-
-@asynccontextmanager
-async def scene(
-    folder: Path, *, measure: Measure = toy_gains, others: Sequence[int] = (), **config: Any
-) -> AsyncIterator[Scene]:
-    """With a leader, and `others` that own modules."""
-    async with World(folder, config=judged_config(**config), measure=measure) as world:
-        for number in others:
-            world.leader(number)
-        leader = world.leader(50)
-        yield Scene(world, leader, await leader.lead(MODULE))
 
 
 async def test_harmful_work_does_not_count_and_its_author_hears_why(tmp_path: Path) -> None:
@@ -110,43 +96,6 @@ async def test_those_who_have_worked_judge_and_the_coordinator_only_where_they_d
         await on.version(1)
         assert {one.author for one in await said(on, 1)} == set(workers)
         assert await judges_of(on, author, BAD) == {Reason.HARMFUL}
-
-
-async def test_work_of_which_a_part_is_not_to_be_had_does_not_count(tmp_path: Path) -> None:
-    """Attack: whoever had one work that counts gave judges no part of its later ones. Nobody could measure these, and
-    they counted whatever they did."""
-    async with scene(tmp_path) as on:
-        author = await on.author(60)
-        hidden = await on.push(author, GOOD, gives=False)
-        await eventually(lambda: bool(on.expired()))
-        assert on.expired() == {hidden: Reason.UNJUDGED}
-        await asyncio.sleep(2 * on.run.config.rounds.deadline_s)
-        good = await on.push(author, GOOD)
-        await on.version(1)
-        later = await on.push(author, 2 * BAD, gives=False)
-        await eventually(lambda: later in on.expired())
-        assert on.expired()[later] == Reason.UNJUDGED and on.counted() == {good}
-
-
-async def test_a_newcomer_that_keeps_a_part_back_holds_its_path_up_for_half_as_long_as_a_known_author(
-    tmp_path: Path,
-) -> None:
-    """Attack: a key without work pushed a part to one module of each path, and gave nobody the other parts. Each path
-    waited for its judges as long as it may, and honest volunteers trained it only then."""
-
-    async def waited_s(on: Scene, author: Member, size: float) -> float:
-        began_s = on.leader.node.clock.now_s()
-        hidden = await on.push(author, size, gives=False)
-        await eventually(lambda: hidden in on.expired())
-        assert on.expired()[hidden] == Reason.UNJUDGED
-        return on.leader.node.clock.now_s() - began_s
-
-    async with scene(tmp_path) as on:
-        known, deadline_s = await on.author(60), on.run.config.rounds.deadline_s
-        await on.push(known, GOOD)
-        await on.version(1)
-        assert await waited_s(on, await on.author(61), BAD) < 0.75 * deadline_s
-        assert await waited_s(on, known, 2 * BAD) > 0.9 * deadline_s
 
 
 async def test_work_that_judges_are_silent_about_counts_only_of_those_whom_the_chain_knows(

@@ -404,6 +404,8 @@ class ModuleChain:
         self._require_led_by(led_by)
         if common < ledger.head.version and (theirs or until is not None):
             self._leave(common)
+        if theirs and led_by == self.node.peer:  # whoever made these has not heard of what we gave receipts for
+            self.lost.update(ledger.open)
         if not self.keeps_everything and ledger.final < ledger.head.version:
             await self._adopt_final(remote)  # first: what follows may count what ours do
             self._require_led_by(led_by)

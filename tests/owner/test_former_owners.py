@@ -81,6 +81,25 @@ async def test_what_final_versions_left_behind_is_settled_whatever_the_leader_sa
         assert expired_at(holder) == [reason if reason == Reason.NORM else Reason.STALE_BASE]
 
 
+async def test_what_a_leader_gave_receipts_for_is_not_forgotten_when_it_follows_a_longer_branch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a partition a seed node led from an old version, and then took over newer ones that it had never seen. What
+    it had given receipts for was too old there: it dropped that as if another leader had told its author."""
+    async with on_stage(tmp_path, staleness=0) as (world, first, holder, author):
+        await first.lead(MODULE)
+        own = promised(world, holder, author)
+        holder.chain.lost.clear()
+        await contribute(world, first, world.peer(61), seed=71)
+        await contribute(world, first, world.peer(62), seed=72, path=OTHER_PATH)
+        await eventually(lambda: first.chain.ledger.final == 1)
+        with monkeypatch.context() as leading:
+            leading.setattr(holder.node.mandates, "leader", lambda module: holder.peer)
+            await holder.chain.follow(first.peer)
+        assert holder.chain.ledger.final == 1 and holder.chain.lost == {own.id}
+        assert own.id in holder.chain.ledger.open and "left_behind" not in {event["ev"] for event in holder.events}
+
+
 async def test_a_former_mirror_is_not_done_until_what_it_keeps_is_final_though_nobody_leads(tmp_path: Path) -> None:
     async with of_group(tmp_path, rounds=2) as (world, group, author):
         leader, former = group.leader, group.mirrors[0]

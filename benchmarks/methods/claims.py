@@ -247,13 +247,13 @@ def _attack(summary: Summary) -> tuple[bool | None, str]:
 
 def _outer_alone(summary: Summary) -> tuple[bool | None, str]:
     values = gaps(summary, DENSE_OUTER, DENSE)
-    return _below(values), f"with to without, each at its best rates: {shown(values)}"
+    return _below(values), f"with to without, each at its own rates: {shown(values)}"
 
 
 def _every_step(summary: Summary) -> tuple[bool | None, str]:
     values = gaps(summary, EVERY_STEP, KMEANS)
     large = gaps(summary, "4x4 k-means, every step", "4x4 k-means")
-    text = f"every step to every round, each at its best rates: {shown(values)}; 4x4 {shown(large)}"
+    text = f"every step to every round, each at its own rates: {shown(values)}; 4x4 {shown(large)}"
     return _each(lambda value: value > -2 * NOISE, values), text
 
 

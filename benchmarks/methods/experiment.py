@@ -55,14 +55,16 @@ class Runner:
         processes = choice.processes or len(os.sched_getaffinity(0))
         self.pool = Pool(folder, processes=processes, fast=choice.fast)
 
-    def warm_up(self, jobs: Sequence[Job]) -> None:
+    def _warm_up(self, jobs: Sequence[Job]) -> None:
         """The models that these jobs start from."""
         wanted = {(one.seed, one.width): one for one in jobs}
         tasks = [Task(kind="warmup", job=one) for key, one in wanted.items() if not self._folder.warm(*key).exists()]
-        self.pool.run("Warm-up", tasks, lambda task, result: None)
+        if tasks:
+            self.pool.run("Warm-up", tasks, lambda task, result: None)
 
     def do(self, title: str, kind: str, jobs: Sequence[Job]) -> None:
-        """What is not finished yet of these tasks."""
+        """What is not finished yet of these tasks, and of the models that they start from."""
+        self._warm_up(jobs)
         wanted = {one.key: Task(kind=kind, job=one) for one in jobs if (kind, one.key) not in self.results}
         self.pool.run(title, list(wanted.values()), self._keep)
 
@@ -98,19 +100,15 @@ def _train_all(runner: Runner, choice: Choice, seeds: range) -> dict[str, Rates]
     with runner.pool.running():
         if not choice.quick:
             jobs = tuning(methods)
-            runner.warm_up(jobs)
             while jobs:
                 runner.do("Tuning", "train", jobs)
                 jobs = untried(methods, runner.results)
             chosen = chosen_rates(methods, runner.results)
         final = [job(m, seed=s, rates=chosen[m]) for m in methods for s in seeds]
-        runner.warm_up(final)
         runner.do("Training with the chosen rates", "train", final)
         scored = [one for one in final if is_scored(one.method)]
         runner.do("Scoring by all paths", "score", [o for o in scored if o.method == KMEANS or not choice.quick])
-        changes = [job(a, seed=s, rates=chosen[changed(a)]) for a in ablations for s in seeds]
-        runner.warm_up(changes)
-        runner.do("Ablations", "train", changes)
+        runner.do("Ablations", "train", [job(a, seed=s, rates=chosen[changed(a)]) for a in ablations for s in seeds])
     return chosen
 
 
@@ -124,7 +122,6 @@ def run_comparison(name: str, choice: Choice, out: Path, *, rounds: int | None, 
     runner, jobs = Runner(folder, choice), comparison.jobs(seeds)
     everything = [one for found in jobs.values() for one in found]
     with runner.pool.running():
-        runner.warm_up(everything)
         runner.do(f"Comparing: {name}", "train", everything)
     results = {each: [runner.results["train", one.key]["result"] for one in found] for each, found in jobs.items()}
     curves = curves_of(results, comparison.steps)

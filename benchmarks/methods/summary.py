@@ -45,10 +45,9 @@ def chosen_rates(methods: Sequence[str], results: Results) -> dict[str, Rates]:
 def untried(methods: Sequence[str], results: Results) -> list[Job]:
     """The jobs of the neighbours of each method's best rates that were not tried yet."""
     jobs = []
-    for method in needed(methods):
-        if losses := tune_losses(method, results):
-            best = min(losses, key=losses.__getitem__)
-            further = [rates for rates in neighbours(method, best) if rates not in losses]
+    for method, best in chosen_rates(methods, results).items():
+        if known := tune_losses(method, results):  # others are tuned like a method that has them
+            further = [rates for rates in neighbours(method, best) if rates not in known]
             jobs += [job(method, seed=TUNING_SEED, rates=rates) for rates in further]
     return jobs
 

@@ -265,6 +265,10 @@ class Trials:
     def _standing(self, peer: PeerId) -> Standing:
         return self._chain.ledger.standings.of(peer)
 
+    def _chain_word(self) -> Verdicts:
+        """What the chain alone says of peers, before any appraisal of this round."""
+        return self._node.run.verdicts([], self._chain.ledger.standings)
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         for audit in self._audits.values():
             if audit.found and not gate.is_repeated(sealed.document for sealed in audit.found):
@@ -277,24 +281,23 @@ class Trials:
         """Until judges have said enough, or nobody is left who lives and has said nothing. Whoever does not answer is
         asked again: the author may still be sending its other parts, and a heartbeat outlives its peer for a while. A
         newcomer of whose work judges cannot have a part gets half of the time: its path is not trained meanwhile."""
-        document, silent, lacked = sealed.document, Counter[PeerId](), set[PeerId]()
-        is_known = self._node.run.verdicts([], self._chain.ledger.standings).is_known(document.author)
+        document, silent, lacked, is_hidden = sealed.document, Counter[PeerId](), set[PeerId](), False
+        is_known = self._chain_word().is_known(document.author)
         hidden_until_s = until_s if is_known else until_s - self._limit_s() / 2
         asking: dict[asyncio.Task[Sealed[Appraisal] | None], PeerId] = {}
         try:
             draw = await asyncio.shield(self._draws[document.work])
             while asked := self._next_judges(document, draw, said, silent):
                 lacked |= self._lack(document.work)
-                is_hidden = not said and self._is_hidden(lacked)
-                if self._node.clock.now_s() >= (hidden_until_s if is_hidden else until_s):
+                is_hidden = self._is_hidden(lacked)
+                if self._node.clock.now_s() >= (hidden_until_s if is_hidden and not said else until_s):
                     break
                 for judge in asked if len(asking) < ASKING_MAX else ():
                     if judge not in asking.values():
                         asking[asyncio.create_task(self._appraised(judge, sealed, until_s))] = judge
                 await self._answered(asking, said, silent)
             is_new = self._standing(document.author).is_on_probation(self._node.run.config.audited)
-            is_waiting = is_new and (said or not self._is_hidden(lacked))
-            if is_waiting and (audit := self._audits.get(document.work)) is not None:
+            if is_new and (said or not is_hidden) and (audit := self._audits.get(document.work)) is not None:
                 while self._node.clock.now_s() < until_s and not audit.task.done() and is_open(said):
                     await done_or_later(audit.task, self._node.clock, RETRY_S)
         except Exception:  # what others sent may have led to a fault of ours, which must not make it count
@@ -393,8 +396,7 @@ class Trials:
                     return None
                 await self._node.clock.sleep(RETRY_S)
             else:
-                verdicts = self._node.run.verdicts([], self._chain.ledger.standings)
-                is_heard = found is not None and found.document.repeated and verdicts.believes(found.document)
+                is_heard = found is not None and found.document.repeated and self._chain_word().believes(found.document)
                 return found if is_heard else None
 
     def _is_audited(self, document: Contribution, draw: str) -> bool:

@@ -207,7 +207,7 @@ def test_the_gain_of_more_paths_has_to_turn_with_little_text(all_text: float, li
 def test_an_outer_step_has_to_beat_adamw() -> None:
     assert verdict_of(22, {DENSE: 4.4, DENSE_OUTER: 4.3}).verdict == HOLDS
     found = verdict_of(22, {DENSE: 4.3, DENSE_OUTER: 4.31})
-    assert found.verdict == FAILS and "best rates: +1.0 %" in found.figures
+    assert found.verdict == FAILS and "own rates: +1.0 %" in found.figures
 
 
 def test_the_large_grid_counts_where_it_was_run() -> None:

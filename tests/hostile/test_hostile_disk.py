@@ -50,9 +50,10 @@ def test_strangers_do_not_use_up_the_disk_that_a_volunteer_gives(tmp_path: Path)
             return said
 
         assert background.run(attack(), within_s=400) <= {"busy", "gone"}
-        whole = [path for path in volunteer.home.rglob("*") if path.name in names]
+        # All uploads have one size, so their number says what they use: the volunteer deletes them while this looks.
         # This machine may have two addresses here: its own and loopback.
-        assert 0 < sum(path.stat().st_size for path in whole) <= UNNAMED_UPLOADS * size
+        whole = [name for _, _, files in os.walk(volunteer.home) for name in files if name in names]
+        assert 0 < len(whole) <= UNNAMED_UPLOADS
         volunteer.wait_event("version", count=3)
         assert volunteer.process.poll() is None
     finally:

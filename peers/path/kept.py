@@ -71,7 +71,7 @@ def read_checked(store: Store, name: str) -> Any:
 SENT = "sent"
 """The document that names the payloads of the last rounds."""
 KEPT = 2
-"""Rounds of which payloads and inner states are kept."""
+"""Rounds of which payloads and inner states are kept, at least."""
 
 
 def outbox_of(store: Store) -> Store:
@@ -85,22 +85,34 @@ class Outbox:
     def __init__(self, node: Member) -> None:
         self._store = outbox_of(node.store)
         self._sent = node.store
-        self._store.drop_unnamed(but={name for names in self._rounds() for name in names})
+        self._clock = node.clock
+        self._asked_s = node.run.config.rounds.deadline_s
+        self._store.drop_unnamed(but=self._names())
         self._run = node.run.id
 
     def keep(self, payloads: Sequence[bytes]) -> list[BlobRef]:
-        """What a round pushes, of all modules of its path; the names. It stays here for KEPT rounds, whatever becomes
-        of the pushes: a leader's mirrors fetch it from us, and who judges our work needs every module's part."""
-        refs = [self._store.put(payload) for payload in payloads]
-        rounds = [*self._rounds(), [ref.digest for ref in refs]][-KEPT:]
-        write_checked(self._sent, SENT, rounds)
-        _drop_others(self._store, {name for names in rounds for name in names})
+        """What a round pushes, of all modules of its path; the names. It stays here for KEPT rounds and for a deadline
+        of the run file, whatever becomes of the pushes: a leader's mirrors fetch it from us, and who judges our work
+        needs every module's part, even when rounds take no longer than the judges need to ask."""
+        refs, now_s = [self._store.put(payload) for payload in payloads], self._clock.now_s()
+        sent = self._sent_last()
+        young = [(at_s, names) for at_s, names in sent[: 1 - KEPT] if 0 <= now_s - at_s < self._asked_s]
+        kept = [*young, *sent[1 - KEPT :], (now_s, [ref.digest for ref in refs])]
+        write_checked(self._sent, SENT, kept)
+        _drop_others(self._store, self._names())
         return refs
 
-    def _rounds(self) -> list[list[str]]:
-        """The names that are kept, of the last rounds."""
+    def _sent_last(self) -> list[tuple[float, list[str]]]:
+        """When each of the last rounds was sent, the newest last, and the names of its payloads."""
         found = read_checked(self._sent, SENT)
-        return found if isinstance(found, list) else []
+        try:
+            return [(float(at_s), list(names)) for at_s, names in found or ()]
+        except (ValueError, TypeError):  # an earlier release kept the names alone
+            return []
+
+    def _names(self) -> set[str]:
+        """Of all payloads of the last rounds."""
+        return {name for _, names in self._sent_last() for name in names}
 
     def add(self, contribution: Contribution, payload: bytes) -> None:
         """Its push begins. Raises EnvironmentUnfit."""
@@ -110,7 +122,7 @@ class Outbox:
     def remove(self, contribution: Contribution) -> None:
         """There is a receipt, or a reason why there will be none."""
         self._store.drop_document(str(contribution.module))
-        if not any(contribution.payload.digest in names for names in self._rounds()):
+        if contribution.payload.digest not in self._names():
             self._store.drop(contribution.payload.digest)
 
     def waiting(self) -> list[tuple[Contribution, bytes]]:
@@ -128,8 +140,7 @@ class Outbox:
                 found.append((contribution, payload))
             else:
                 self._store.drop_document(name)
-        kept = {name for names in self._rounds() for name in names}
-        _drop_others(self._store, kept | {contribution.payload.digest for contribution, _ in found})
+        _drop_others(self._store, self._names() | {contribution.payload.digest for contribution, _ in found})
         return found
 
 

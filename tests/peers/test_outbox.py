@@ -82,11 +82,16 @@ async def test_what_was_on_its_way_is_there_after_a_restart_until_it_ended(tmp_p
         assert not [path for path in (node.store.folder / "outbox" / "blobs").rglob("*") if path.is_file()]
 
 
-async def test_payloads_stay_for_two_rounds(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rounds_last", "held_last"), [(1.0, [False, True, True]), (0.4, [True, True, True])])
+async def test_payloads_stay_for_two_rounds_and_a_deadline(
+    tmp_path: Path, rounds_last: float, held_last: list[bool]
+) -> None:
+    """The rounds take so many deadlines: in short ones judges ask for a part when two more have been sent."""
     async with World(tmp_path) as world:
         node = world.peer(60)
         rounds = [[gradient_bytes(world.run, module, seed=seed) for module in (OTHER, MODULE)] for seed in range(3)]
         for payloads in rounds:
+            await node.clock.sleep(rounds_last * world.run.config.rounds.deadline_s)
             refs = Outbox(node).keep(payloads)
             assert refs == [BlobRef.of(payload) for payload in payloads]
             pushed = contribution_of(world.run, node.swarm.signer, payloads[1], module=MODULE, path=PATH)
@@ -94,7 +99,7 @@ async def test_payloads_stay_for_two_rounds(tmp_path: Path) -> None:
             Outbox(node).remove(pushed)  # a mirror or a judge may still come
         store = outbox_of(node.store)
         held = [[store.size(BlobRef.of(payload).digest) is not None for payload in payloads] for payloads in rounds]
-        assert held == [[False, False], [True, True], [True, True]]
+        assert held == [[is_held] * 2 for is_held in held_last]
         assert Outbox(node).waiting() == []
 
 

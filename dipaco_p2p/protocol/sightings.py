@@ -194,7 +194,7 @@ class Sightings:
                 sight.is_idle |= Entry(path=path, peer=peer) in refused
                 # We may have heard that a round began when it was half over, and of a claim in the same look.
                 since_s = sight.seen_s + self._ttl_s / 3
-                sight.is_idle |= sight.is_newcomer and since_s <= ended_s.get(path, -math.inf)
+                sight.is_idle |= sight.is_newcomer and path in ended_s and since_s <= ended_s[path]
         resting = sum(known.progress < known.rests_until for known in self._paths.values())
         self._all_rest = resting >= max(REST_PATHS_MIN, len(self._paths) / 2)
         for sight in self._peers.values():

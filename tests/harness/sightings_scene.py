@@ -26,7 +26,8 @@ class Scene:
     """What one peer sees of a grid of two paths that share their first module, or of others; all leaders are at one
     version."""
 
-    def __init__(self, paths: Collection[PathId] = (HERE, THERE)) -> None:
+    def __init__(self, paths: Collection[PathId] = (HERE, THERE), *, there: Collection[PeerId] = ()) -> None:
+        """Those who are `there` claim the first path before this peer looks."""
         self.sightings = Sightings(ME, ttl_s=TTL_S, deadline_max_s=DEADLINE_S, places=PLACES, earlier=[EARLIER])
         self.now_s = 1000.0
         self.version = 0
@@ -36,6 +37,8 @@ class Scene:
         self.counted: list[Works] = []
         self.sending: tuple[PeerId, ...] = ()
         self.live: dict[PathId, dict[PeerId, Claim]] = {path: {} for path in paths}
+        for peer in there:
+            self.claim(peer)
         self.look()
 
     def claim(self, peer: PeerId, path: PathId = HERE, *, since_s: float | None = None) -> None:

@@ -39,6 +39,28 @@ def test_a_claim_weighs_until_its_chance_is_over(has_worked: bool, deadlines: fl
     assert scene.weighing() == set(), "its path could be trained all the time, and nobody did"
 
 
+def test_a_newcomer_that_was_there_before_us_has_its_chance_like_any_other() -> None:
+    """Whoever came to a run that was about to begin saw none of those who were there: they went to one path together,
+    and the run waited for paths to be claimed."""
+    scene = Scene(there=[HONEST])
+    scene.tell()
+    assert scene.weighing() == {HONEST}
+    scene.tell(after_s=0.9 * FIRST_CHANCE_DEADLINES * DEADLINE_S)
+    assert scene.weighing() == {HONEST}
+    scene.tell(after_s=0.1 * FIRST_CHANCE_DEADLINES * DEADLINE_S)
+    assert not scene.weighing()
+
+
+def test_a_newcomer_that_was_there_before_us_has_one_round() -> None:
+    scene = Scene(there=[IDLE])
+    scene.tell()
+    scene.works({HERE: [HONEST]})
+    scene.tell()
+    scene.publish()
+    scene.tell()
+    assert not scene.weighing(), "that round began and ended without it"
+
+
 def test_a_new_key_for_each_life_of_a_heartbeat_has_no_chance_without_an_end() -> None:
     """Attack: keys are free, and each new claim weighed for two deadlines, so the path was nobody's for ever."""
     scene, weighed = Scene(), 0

@@ -29,6 +29,8 @@ class PathCounts:
         self._told: dict[ModuleId, tuple[float, int, Mapping[PathId, PathSummary]]] = {}
         """Of each module when its leader said it, which version it had, and what it told."""
         self._read_s: dict[PathId, float] = {}
+        self._reached: dict[tuple[ModuleId, PathId], tuple[int, float]] = {}
+        """How far each path is at each of its modules, and since when the module's leader has told that."""
 
     def note_head(self, module: ModuleId, head: Head | None, *, until_s: float) -> None:
         """The head of the module's leader, just read, and when it expires; None while nobody leads it."""
@@ -37,6 +39,15 @@ class PathCounts:
         else:
             told = read_summaries(head.paths, self._run.topology.paths_through(module))
             self._told[module] = until_s - self._ttl_s, head.version, told
+            for path, summary in told.items():
+                if summary.round > self._reached.get((module, path), (-1, 0.0))[0]:
+                    self._reached[module, path] = summary.round, self._clock.now_s()
+
+    def came_s(self, module: ModuleId, path: PathId, *, number: int) -> float | None:
+        """When the leader of `module` was first heard to have `path` in the round that follows version `number`; None
+        if that was not heard."""
+        reached, at_s = self._reached.get((module, path), (-1, 0.0))
+        return at_s if reached == number + 1 else None
 
     def note_claims(self, path: PathId) -> None:
         """The claims of a path were read."""

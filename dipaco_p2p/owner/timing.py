@@ -23,11 +23,12 @@ class Timing:
     def __init__(self, node: Member, module: ModuleId, *, is_proven: Callable[[PeerId], bool]) -> None:
         """`is_proven` says whether a peer has ever worked."""
         self._node = node
+        self._module = module
         self._is_proven = is_proven
         self.arrivals = Arrivals(paths=len(node.run.topology.paths_through(module)))
         self._came_s: dict[tuple[int, PathId], float] = {}
         """When each path first came from a version, of those that may still have an open round: as this peer saw it, or
-        when it took the round over."""
+        heard of it; at the latest when it took the round over."""
         self._began_s = node.clock.now_s()
 
     def arrived(self, document: Contribution) -> None:
@@ -44,12 +45,15 @@ class Timing:
 
     def taken_over(self, round_: Round) -> Round:
         """The round that this peer goes on with as a new leader. If all paths are in, further claimants have had their
-        time since the last one came, as this peer saw it; a path that is missing has a whole deadline once more."""
-        came_s = [self._came_s.get((round_.number, path)) for path in round_.expected & round_.paths]
-        seen_s, now_s = [at_s for at_s in came_s if at_s is not None], self._node.clock.now_s()
+        time since the last one came, as this peer saw it or heard it from the leader before; a path that is missing has
+        a whole deadline once more."""
+        came_s, now_s = [], self._node.clock.now_s()
         for path in round_.paths:
-            self._came_s.setdefault((round_.number, path), now_s)
-        return replace(round_, last_s=max(seen_s)) if len(seen_s) == len(round_.expected) else round_
+            heard_s = self._node.watch.paths.came_s(self._module, path, number=round_.number)
+            at_s = self._came_s.get((round_.number, path), heard_s)
+            self._came_s[round_.number, path] = now_s if at_s is None else at_s
+            came_s += [at_s] if at_s is not None and path in round_.expected else []
+        return replace(round_, last_s=max(came_s)) if len(came_s) == len(round_.expected) else round_
 
     def deadline_s(self) -> float:
         """How long a round waits for a path that is missing."""

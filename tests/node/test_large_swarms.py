@@ -265,6 +265,19 @@ async def test_a_head_that_tells_of_thousands_costs_no_more_than_an_honest_one(t
         assert len(elsewhere) == len(paths) and sum(elsewhere.values()) == CLAIMANTS_MAX * len(paths)
 
 
+async def test_a_path_came_when_its_leader_was_first_heard_to_have_it(tmp_path: Path) -> None:
+    async with some(tmp_path, 2) as (world, (leader, reader)):
+        counts = PathCounts(world.run, reader.clock, {}, is_whole=lambda: False)
+        began_s = reader.clock.now_s()
+        for after_s, told in enumerate(["1.4.0 0.4.0", "1.5.0 0.4.0", "1.5.0 0.4.0", "1.5.0 1.5.0"]):
+            await reader.clock.sleep(began_s + after_s - reader.clock.now_s())
+            counts.note_head(MODULE, replace(head(world, leader, version=4), paths=told), until_s=began_s + 60.0)
+        first, second = world.run.topology.paths_through(MODULE)
+        assert counts.came_s(MODULE, first, number=4) == began_s + 1
+        assert counts.came_s(MODULE, second, number=4) == began_s + 3
+        assert counts.came_s(MODULE, first, number=3) is None is counts.came_s(MODULE, first, number=5)
+
+
 async def test_what_was_read_counts_more_than_what_is_told(tmp_path: Path) -> None:
     async with some(tmp_path, 3) as (world, (liar, claimant, reader)):
         await settle([liar, claimant, reader])

@@ -21,13 +21,17 @@ WAITING = next(number for number in range(1, 100) if waits_for_newcomers(number)
 
 
 class Scene:
-    """What the leader of a module sees; the newcomer claims the first path, since when says `claimed_s`."""
+    """What the leader of a module sees; the newcomer claims the first path, since when says `claimed_s`, and the leader
+    before was first heard to have a path `heard_s`."""
 
-    def __init__(self, claimed_s: float | None = None) -> None:
+    def __init__(self, claimed_s: float | None = None, *, heard_s: float | None = None) -> None:
         self.now_s = START_S
         self.run = SimpleNamespace(config=tiny_config(), topology=tiny_config().topology)
         self.clock = SimpleNamespace(now_s=lambda: self.now_s)
-        self.watch = SimpleNamespace(sightings=SimpleNamespace(claimed_s=lambda peer, path: claimed_s))
+        self.watch = SimpleNamespace(
+            sightings=SimpleNamespace(claimed_s=lambda peer, path: claimed_s),
+            paths=SimpleNamespace(came_s=lambda module, path, *, number: None if number else heard_s),
+        )
         self.timing = Timing(cast(Any, self), MODULE, is_proven=lambda peer: peer == WORKER)
 
     def is_awaited(self, number: int, peer: PeerId = NEWCOMER) -> bool:
@@ -83,6 +87,19 @@ def test_what_is_in_when_a_leader_takes_over_is_in_since_then_at_the_latest(clai
     opened = Round(number=0, expected=frozenset([first, *others])).contributed(first, WORKER, now_s=START_S)
     scene.timing.taken_over(opened)
     scene.now_s = START_S + 2
+    assert scene.is_awaited(0) is is_awaited
+
+
+@pytest.mark.parametrize(("heard_s", "is_awaited"), [(START_S - 2, False), (None, True)])
+def test_a_new_leader_goes_by_what_it_heard_of_the_round_before_it_led(heard_s: float | None, is_awaited: bool) -> None:
+    """Attack: new keys that came after a path was in, and before its module changed hands, held the first round for a
+    life of a heartbeat."""
+    scene = Scene(START_S - 1, heard_s=heard_s)
+    paths = scene.run.topology.paths_through(MODULE)
+    opened = Round(number=0, expected=frozenset(paths))
+    for path in paths:
+        opened = opened.contributed(path, WORKER, now_s=START_S)
+    assert scene.timing.taken_over(opened).last_s == (START_S if heard_s is None else heard_s)
     assert scene.is_awaited(0) is is_awaited
 
 

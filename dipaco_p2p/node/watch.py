@@ -472,16 +472,16 @@ class Watch:
             self.rounds[module] = found
 
     def _note_work(self, asked: set[ModuleId]) -> None:
-        """Judge the claims of the paths whose leaders were all asked, by what they told."""
+        """Judge the claims of the paths whose leaders were all asked, by what they told; a path is free at once."""
         paths, now_s = [path for path in self.claims if asked.issuperset(path.modules())], self._clock.now_s()
         has_begun, ttl_s = self.may_have_begun, self._run.config.liveness.heartbeat_ttl_s
-        is_held = self._decrees.is_frozen or not has_begun
-        found = {path: None if is_held else self.standing(path) for path in paths}
+        found = {path: self.standing(path) if has_begun and not self._decrees.is_frozen else None for path in paths}
         standings = {path: how_far for path, how_far in found.items() if how_far is not None}
         for path in found.keys() - standings.keys():
             self.sightings.excuse(path, ask_s=now_s + ttl_s if has_begun else now_s)  # soon it may begin
         deadlines_s = {path: self._deadline_s(path) for path in standings}
         self.sightings.told(self.rounds, standings, deadlines_s=deadlines_s, now_s=now_s)
+        self.claims |= {path: self.sightings.still_weighing(path, self.claims[path]) for path in standings}
 
     @property
     def may_have_begun(self) -> bool:

@@ -143,11 +143,15 @@ class Sightings:
                 found[peer] = claim
                 continue
             sight = self._see(peer, claim, seen_s=seen_s, now_s=now_s)
-            if sight.claim.path == path and not sight.is_idle:
-                found[peer] = replace(claim, since_s=max(claim.since_s, sight.seen_s - self._ttl_s))
+            found[peer] = replace(claim, since_s=max(claim.since_s, sight.seen_s - self._ttl_s))
+        found = self.still_weighing(path, found)
         self._paths[path].weigh = len(found)
         self._forget()
         return found
+
+    def still_weighing(self, path: PathId, claims: Mapping[PeerId, Claim]) -> dict[PeerId, Claim]:
+        """Those of `claims` that weigh now, of those that did when the claims of `path` were last read."""
+        return {peer: claim for peer, claim in claims.items() if peer == self._me or self._weighs(peer, path)}
 
     def to_ask(self, *, now_s: float) -> list[PathId]:
         """The claimed paths of which the leaders should be asked now who works on them. None is named again within
@@ -241,6 +245,10 @@ class Sightings:
             sight.claim, sight.seen_s, sight.progress, sight.has_worked = claim, now_s, None, False
         self._peers[peer] = sight
         return sight
+
+    def _weighs(self, peer: PeerId, path: PathId) -> bool:
+        sight = self._peers.get(peer)
+        return sight is not None and sight.claim.path == path and not sight.is_idle
 
     def _credit(self, peer: PeerId, path: PathId, versions: Mapping[ModuleId, int], *, now_s: float) -> None:
         sight = self._peers.get(peer)

@@ -300,6 +300,23 @@ async def test_the_chance_of_a_claim_begins_when_enough_paths_are_claimed(tmp_pa
         assert world.clock.now_s() - began_s < deadline_s / 2 + 3 * look_s
 
 
+async def test_a_path_is_free_as_soon_as_its_leaders_have_told(tmp_path: Path) -> None:
+    """Attack: idle claims on every path. Whoever asked the leaders acted on the answer one look later, and each look
+    without a round is time in which a path waits."""
+    async with World(tmp_path, config=tiny_config(min_paths=1)) as world:
+        one, watching, leader = world.peer(40), world.peer(42), world.leader(50)
+        for module in PATH.modules():
+            await leader.lead(module)
+        since_s = world.clock.now_s()
+        for after_s in (0.0, world.run.config.rounds.deadline_s / 2):
+            await asyncio.sleep(after_s)
+            await one.presence.claim(PATH, since_s=since_s, round_number=0)
+            await watching.watch.refresh()
+            assert set(watching.watch.claims[PATH]) == {one.peer}
+            await asyncio.sleep(1.0)
+        assert not watching.watch.claims[PATH]
+
+
 async def test_the_round_of_a_claim_goes_out_with_its_next_repetition(tmp_path: Path) -> None:
     async with between_two(tmp_path) as (world, one, other):
         one.presence.note_round(7)  # without a claim it says nothing

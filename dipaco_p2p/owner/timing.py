@@ -66,16 +66,19 @@ class Timing:
     def is_awaited(self, peer: PeerId, path: PathId, *, number: int) -> bool:
         """Whether the round that follows version `number` waits for a claimant of `path` beside others. Anybody may
         claim, so a peer that has never worked has less time: of its own, not from the last path on, and one life of a
-        heartbeat where nobody knows yet what a path takes. One that came when the path was in already begins with the
+        heartbeat where nobody knows yet what a path takes. One that came when a path was in already begins with the
         next round: new keys would make the round wait as long as they come."""
         if self._is_proven(peer):
             return True
         if not waits_for_newcomers(number):
             return False
         replicas_s, claimed_s = self.replicas_s(), self._node.watch.sightings.claimed_s(peer, path)
-        came_s = self._came_s.get((number, path))
-        if claimed_s is not None and came_s is not None and claimed_s > came_s:
+        if claimed_s is not None and claimed_s > self._first_s(number):
             return False
         wait_s = self._node.run.config.liveness.heartbeat_ttl_s if replicas_s is None else replicas_s
         since_s = max(self.arrivals.opened_s.get(number, self._began_s), -math.inf if claimed_s is None else claimed_s)
         return self._node.clock.now_s() < since_s + wait_s
+
+    def _first_s(self, number: int) -> float:
+        """When the first path came from a version; infinite before."""
+        return min((at_s for (base, _), at_s in self._came_s.items() if base == number), default=math.inf)

@@ -15,7 +15,7 @@ round. What does not come is given up:
 - Once all paths are in, only further claimants of them are waited for, and nobody need notice a death and take a path
   over: they have the deadline without the time for that. Else an idle claim beside others cost a whole deadline.
 - Beside others, a claimant that has never worked is waited for only in the first round and in one of NEWCOMERS_EVERY
-  after it, only for that long since it claimed, and only if it claimed before the path was in (`Timing.is_awaited`).
+  after it, only for that long since it claimed, and only if it claimed before a path was in (`Timing.is_awaited`).
   Keys are free: with new ones a stranger would make all rounds wait. A newcomer's first work counts a round late, and
   from then on it is waited for. A newcomer too slow for that is in time in a round that waits.
 - Work that was refused when the round could close does not make its path come: once, the path has a deadline more.

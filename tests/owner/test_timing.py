@@ -109,16 +109,18 @@ def came(scene: Scene, path: PathId, *, at_s: float) -> None:
     scene.timing.arrived(cast(Any, SimpleNamespace(path=path, author=WORKER, base_version=0)))
 
 
+@pytest.mark.parametrize("other", [0, 1])
 @pytest.mark.parametrize(("claimed_s", "is_awaited"), [(START_S - 1, True), (START_S + 1, False)])
-def test_a_newcomer_that_comes_when_its_path_is_in_begins_with_the_next_round(
-    claimed_s: float, is_awaited: bool
+def test_a_newcomer_that_comes_when_a_path_is_in_begins_with_the_next_round(
+    claimed_s: float, is_awaited: bool, other: int
 ) -> None:
-    """Attack: a new key with every life of a heartbeat held the first round for all of the time that it waits."""
+    """Attack: a new key with every life of a heartbeat held the first round for all of the time that it waits, also
+    while another path was missing."""
     scene = Scene(claimed_s)
-    first, *_ = scene.run.topology.paths_through(MODULE)
+    path = scene.run.topology.paths_through(MODULE)[other]
     assert scene.is_awaited(0)
-    came(scene, first, at_s=START_S)
-    came(scene, first, at_s=START_S + 2)  # another author's: the path is in since the first
+    came(scene, path, at_s=START_S)
+    came(scene, path, at_s=START_S + 2)  # another author's: the path is in since the first
     assert scene.is_awaited(0) is is_awaited
     assert scene.is_awaited(0, WORKER)
 

@@ -478,7 +478,7 @@ class Watch:
         found = {path: self.standing(path) if has_begun and not self._decrees.is_frozen else None for path in paths}
         standings = {path: how_far for path, how_far in found.items() if how_far is not None}
         for path in found.keys() - standings.keys():
-            self.sightings.excuse(path, ask_s=now_s + ttl_s if has_begun else now_s)  # soon it may begin
+            self.sightings.excuse(path, now_s=now_s, ask_s=now_s + ttl_s / 3 if has_begun else now_s)
         deadlines_s = {path: self._deadline_s(path) for path in standings}
         self.sightings.told(self.rounds, standings, deadlines_s=deadlines_s, now_s=now_s)
         self.claims |= {path: self.sightings.still_weighing(path, self.claims[path]) for path in standings}

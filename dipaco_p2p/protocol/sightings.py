@@ -95,6 +95,8 @@ class _Path:
     due_since_s: float = math.inf
     """Since when it could be trained at that, whoever trained it meanwhile: work that some of its modules have, or that
     is refused later, is no reason to wait longer for those who never worked."""
+    excused_s: float = math.inf
+    """Since when nobody could say whether it can be trained; infinite while somebody does."""
     worked: dict[ModuleId, int] = field(default_factory=dict)
     """The newest version of each module that anybody's work on this path went into."""
     ask_s: float = -math.inf
@@ -180,9 +182,13 @@ class Sightings:
             known.progress = how_far.progress
             is_new = any([_is_new(known.worked, versions) for versions in works[path].values()])
             if how_far.is_due and known.due_progress != how_far.progress:
-                if 0 <= known.due_progress < how_far.progress and known.weigh <= self._crowd:
+                has_gone_on = 0 <= known.due_progress < how_far.progress and math.isinf(known.excused_s)
+                if has_gone_on and known.weigh <= self._crowd:
                     ended_s[path] = known.due_since_s
                 known.due_progress, known.due_since_s = how_far.progress, now_s
+            elif known.excused_s < now_s:
+                known.due_since_s += now_s - known.excused_s
+            known.excused_s = math.inf
             if not how_far.is_due:
                 known.untrained_s = math.inf
             elif is_new or math.isinf(known.untrained_s):
@@ -225,10 +231,11 @@ class Sightings:
         newcomers = (sight for sight in self._peers.values() if sight.is_newcomer and not sight.is_idle)
         self.hurry({sight.claim.path for sight in newcomers}.intersection(paths))
 
-    def excuse(self, path: PathId, *, ask_s: float) -> None:
-        """Nobody can work on `path` now, or we cannot know; the leaders should be asked again at `ask_s`."""
+    def excuse(self, path: PathId, *, now_s: float, ask_s: float) -> None:
+        """Nobody can work on `path` now, or we cannot know; the leaders should be asked again at `ask_s`. Those who
+        never worked have what was left of their chance: a module that changes hands gives them no new one."""
         known = self._paths.setdefault(path, _Path())
-        known.untrained_s, known.due_progress = math.inf, -1
+        known.untrained_s, known.excused_s = math.inf, min(now_s, known.excused_s)
         known.ask_s = ask_s
 
     def _see(self, peer: PeerId, claim: Claim, *, seen_s: float, now_s: float) -> _Sight:

@@ -40,8 +40,7 @@ def test_a_claim_weighs_until_its_chance_is_over(has_worked: bool, deadlines: fl
 
 
 def test_a_newcomer_that_was_there_before_us_has_its_chance_like_any_other() -> None:
-    """Whoever came to a run that was about to begin saw none of those who were there: they went to one path together,
-    and the run waited for paths to be claimed."""
+    """Those who came to a run that was about to begin saw nobody, went to one path together, and waited for others."""
     scene = Scene(there=[HONEST])
     scene.tell()
     assert scene.weighing() == {HONEST}
@@ -49,9 +48,6 @@ def test_a_newcomer_that_was_there_before_us_has_its_chance_like_any_other() -> 
     assert scene.weighing() == {HONEST}
     scene.tell(after_s=0.1 * FIRST_CHANCE_DEADLINES * DEADLINE_S)
     assert not scene.weighing()
-
-
-def test_a_newcomer_that_was_there_before_us_has_one_round() -> None:
     scene = Scene(there=[IDLE])
     scene.tell()
     scene.works({HERE: [HONEST]})
@@ -323,10 +319,25 @@ def test_time_without_leaders_is_nobodys_fault() -> None:
     scene = Scene()
     scene.claim(HONEST)
     scene.tell()
-    scene.sightings.excuse(HERE, ask_s=scene.now_s)
+    scene.sightings.excuse(HERE, now_s=scene.now_s, ask_s=scene.now_s)
     scene.tell(after_s=CHANCE_DEADLINES * DEADLINE_S)
     assert scene.weighing() == {HONEST}
     scene.tell(after_s=CHANCE_DEADLINES * DEADLINE_S)
+    assert not scene.weighing()
+
+
+def test_a_module_that_changes_hands_gives_newcomers_no_new_chance() -> None:
+    """Attack: idle claims whose chance was nearly over had all of it again when a leader handed over."""
+    scene, chance_s = Scene(), FIRST_CHANCE_DEADLINES * DEADLINE_S
+    scene.claim(IDLE)
+    scene.tell()
+    scene.now_s += 0.9 * chance_s
+    for _ in range(2):
+        scene.sightings.excuse(HERE, now_s=scene.now_s, ask_s=scene.now_s)
+        scene.now_s += chance_s
+    scene.tell()
+    assert scene.weighing() == {IDLE}, "what was left of it is not over"
+    scene.tell(after_s=0.1 * chance_s)
     assert not scene.weighing()
 
 

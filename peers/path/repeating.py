@@ -37,7 +37,7 @@ from dipaco_p2p.program.tasks import in_time
 from dipaco_p2p.protocol.documents import BlobRef, Contribution, ModuleVersion, Recipe
 from dipaco_p2p.protocol.gate import GAIN_MAX, GIVEN_SLOWLY, MADE_UP, NOTHING_GIVEN, Repetition
 from dipaco_p2p.protocol.reasons import Reason
-from dipaco_p2p.protocol.versions import up_to_last
+from dipaco_p2p.protocol.versions import genesis_version, up_to_last
 from dipaco_p2p.topology import ModuleId
 
 from .shard_source import ShardSource
@@ -155,14 +155,18 @@ class Repeater:
         have not all that the author could have seen: after an outage an archive comes up to the others.
 
         It has seen the version that its round began with, whatever it calls the one before `start`. Another module of
-        the path may be ahead of the one that the work is for, and alone have counted what the path did before."""
+        the path may be ahead of the one that the work is for, and alone have counted what the path did before: so the
+        versions that its steps began with have to be among what is told. Those of a leader whose mirrors are away are
+        vouched for later."""
         is_all_told, after = True, max(0, min(recipe.since, recipe.round - 1))
+        bases = {module: part.base_digest for module, part in zip(work.path.modules(), work.parts, strict=False)}
         for module in sorted(work.path.modules(), key=lambda each: each != work.module):  # mostly it has what is sought
             reached = work.base_version if module == work.module else await self._reached(module)
             found = await self._versions(module, after=after, up_to=max(work.base_version, reached))
             if any(share.path == work.path and share.state == start for each in found for share in each.shares):
                 return True
-            is_all_told &= bool(found) and found[-1].version >= recipe.round
+            known = {genesis_version(self._node.run.manifest, module).digest, *(each.digest for each in found)}
+            is_all_told &= bool(found) and found[-1].version >= recipe.round and bases.get(module) in known
         if not is_all_told:
             raise Refused(f"nobody told all versions after {recipe.since}", reason=Reason.OTHER)
         return False

@@ -25,7 +25,7 @@ from dipaco_p2p.core.model.optimizer import MEAN
 from dipaco_p2p.core.model.shards import Shard
 from dipaco_p2p.core.outer.compress import compress, decode_compressed, encode_compressed
 from dipaco_p2p.core.tensor_file import decode, encode
-from dipaco_p2p.errors import BlobMissing, IntegrityError
+from dipaco_p2p.errors import BlobMissing, IntegrityError, Refused
 from dipaco_p2p.node import reading
 from dipaco_p2p.node.calls import GetChain, GetVersions
 from dipaco_p2p.node.items import Page
@@ -33,7 +33,7 @@ from dipaco_p2p.node.node import CALL_TIMEOUT_S, Given, fetch_given, serve_store
 from dipaco_p2p.node.reading import ask_chain
 from dipaco_p2p.node.store import Store
 from dipaco_p2p.node.watch import Watch
-from dipaco_p2p.protocol.documents import BlobRef, Contribution
+from dipaco_p2p.protocol.documents import BlobRef, Contribution, Part
 from dipaco_p2p.protocol.gate import GIVEN_SLOWLY, MADE_UP, NOTHING_GIVEN, Repetition
 from dipaco_p2p.protocol.liveness import Heartbeat
 from dipaco_p2p.protocol.reasons import Reason
@@ -392,13 +392,20 @@ async def test_a_module_that_is_ahead_may_alone_have_counted_the_state(tmp_path:
     async def versions(module: ModuleId, *, after: int, up_to: int) -> list[Any]:
         numbers = range(after + 1, min(up_to, told[module]) + 1)
         share = SimpleNamespace(path=PATH, state=state)
-        return [SimpleNamespace(version=one, shares=[share] * ((module, one) == (ahead, named))) for one in numbers]
+        shares = {one: [share] * ((module, one) == (ahead, named)) for one in numbers}
+        return [SimpleNamespace(version=one, shares=shares[one], digest=f"{one:064x}") for one in numbers]
 
     run = make_run(Store(tmp_path), audited_config())
+    bases = {module: f"{told[module]:064x}" for module in PATH.modules()}
+    others = tuple(Part(base_digest=bases[module], payload=state) for module in PATH.modules() if module != behind)
     work = contribution_of(run, signer(41), b"sent", module=behind, path=PATH, base_version=1)
+    work = replace(work, base_digest=bases[behind], others=others)
     recipe = Recipe(round=1, place=0, replicas=1, start=state)
-    repeater: Any = SimpleNamespace(_reached=reached, _versions=versions)
+    repeater: Any = SimpleNamespace(_node=SimpleNamespace(run=run), _reached=reached, _versions=versions)
     assert await Repeater._is_named(repeater, work, recipe, state) is (named == 2)
+    told[ahead] = 1  # its leader's mirrors are away, so nobody vouches for version 2 yet
+    with pytest.raises(Refused):
+        await Repeater._is_named(repeater, work, recipe, state)
 
 
 def test_pages_of_versions_that_end_too_soon_or_come_slowly_excuse_nobody(

@@ -47,13 +47,15 @@ class Timing:
         """The round that this peer goes on with as a new leader. If all paths are in, further claimants have had their
         time since the last one came, as this peer saw it or heard it from the leader before; a path that is missing has
         a whole deadline once more."""
-        came_s, now_s = [], self._node.clock.now_s()
+        number, now_s = round_.number, self._node.clock.now_s()
         for path in round_.paths:
-            heard_s = self._node.watch.paths.came_s(self._module, path, number=round_.number)
-            at_s = self._came_s.get((round_.number, path), heard_s)
-            self._came_s[round_.number, path] = now_s if at_s is None else at_s
-            came_s += [at_s] if at_s is not None and path in round_.expected else []
-        return replace(round_, last_s=max(came_s)) if len(came_s) == len(round_.expected) else round_
+            if (heard_s := self._node.watch.paths.came_s(self._module, path, number=number)) is not None:
+                self._came_s.setdefault((number, path), heard_s)
+        came_s = [self._came_s.get((number, path)) for path in round_.expected & round_.paths]
+        known_s = [at_s for at_s in came_s if at_s is not None]
+        for path in round_.paths:
+            self._came_s.setdefault((number, path), now_s)
+        return replace(round_, last_s=max(known_s)) if len(known_s) == len(round_.expected) else round_
 
     def deadline_s(self) -> float:
         """How long a round waits for a path that is missing."""
@@ -73,11 +75,10 @@ class Timing:
         if not waits_for_newcomers(number):
             return False
         replicas_s, claimed_s = self.replicas_s(), self._node.watch.sightings.claimed_s(peer, path)
-        if claimed_s is not None and claimed_s > self._first_s(number):
-            return False
         wait_s = self._node.run.config.liveness.heartbeat_ttl_s if replicas_s is None else replicas_s
         since_s = max(self.arrivals.opened_s.get(number, self._began_s), -math.inf if claimed_s is None else claimed_s)
-        return self._node.clock.now_s() < since_s + wait_s
+        has_time = self._node.clock.now_s() < since_s + wait_s
+        return has_time and (claimed_s is None or claimed_s <= self._first_s(number))
 
     def _first_s(self, number: int) -> float:
         """When the first path came from a version; infinite before."""

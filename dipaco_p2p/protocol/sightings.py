@@ -83,6 +83,10 @@ class _Sight:
         """Whether it has never worked."""
         return not (self.worked or self.is_earlier)
 
+    def weighs(self, path: PathId) -> bool:
+        """Whether its claim of `path` does: it has not moved on since, and is not idle."""
+        return self.claim.path == path and not self.is_idle
+
 
 @dataclass(slots=True)
 class _Path:
@@ -145,15 +149,16 @@ class Sightings:
                 found[peer] = claim
                 continue
             sight = self._see(peer, claim, seen_s=seen_s, now_s=now_s)
-            found[peer] = replace(claim, since_s=max(claim.since_s, sight.seen_s - self._ttl_s))
-        found = self.still_weighing(path, found)
+            if sight.weighs(path):
+                found[peer] = replace(claim, since_s=max(claim.since_s, sight.seen_s - self._ttl_s))
         self._paths[path].weigh = len(found)
         self._forget()
         return found
 
     def still_weighing(self, path: PathId, claims: Mapping[PeerId, Claim]) -> dict[PeerId, Claim]:
         """Those of `claims` that weigh now, of those that did when the claims of `path` were last read."""
-        return {peer: claim for peer, claim in claims.items() if peer == self._me or self._weighs(peer, path)}
+        idle = {peer for peer in claims.keys() & self._peers.keys() if not self._peers[peer].weighs(path)}
+        return {peer: claim for peer, claim in claims.items() if peer not in idle}
 
     def to_ask(self, *, now_s: float) -> list[PathId]:
         """The claimed paths of which the leaders should be asked now who works on them. None is named again within
@@ -252,10 +257,6 @@ class Sightings:
             sight.claim, sight.seen_s, sight.progress, sight.has_worked = claim, now_s, None, False
         self._peers[peer] = sight
         return sight
-
-    def _weighs(self, peer: PeerId, path: PathId) -> bool:
-        sight = self._peers.get(peer)
-        return sight is not None and sight.claim.path == path and not sight.is_idle
 
     def _credit(self, peer: PeerId, path: PathId, versions: Mapping[ModuleId, int], *, now_s: float) -> None:
         sight = self._peers.get(peer)

@@ -87,7 +87,7 @@ class Outbox:
         self._sent = node.store
         self._clock = node.clock
         self._asked_s = node.run.config.rounds.deadline_s
-        self._store.drop_unnamed(but=self._names())
+        self._store.drop_unnamed(but=_named(self._rounds()))
         self._run = node.run.id
 
     def keep(self, payloads: Sequence[bytes]) -> list[BlobRef]:
@@ -95,24 +95,20 @@ class Outbox:
         of the run file, whatever becomes of the pushes: a leader's mirrors fetch it from us, and who judges our work
         needs every module's part, even when rounds take no longer than the judges need to ask."""
         refs, now_s = [self._store.put(payload) for payload in payloads], self._clock.now_s()
-        sent = self._sent_last()
+        sent = self._rounds()
         young = [(at_s, names) for at_s, names in sent[: 1 - KEPT] if 0 <= now_s - at_s < self._asked_s]
         kept = [*young, *sent[1 - KEPT :], (now_s, [ref.digest for ref in refs])]
         write_checked(self._sent, SENT, kept)
-        _drop_others(self._store, self._names())
+        _drop_others(self._store, _named(kept))
         return refs
 
-    def _sent_last(self) -> list[tuple[float, list[str]]]:
+    def _rounds(self) -> list[tuple[float, list[str]]]:
         """When each of the last rounds was sent, the newest last, and the names of its payloads."""
         found = read_checked(self._sent, SENT)
         try:
             return [(float(at_s), list(names)) for at_s, names in found or ()]
         except (ValueError, TypeError):  # an earlier release kept the names alone
             return []
-
-    def _names(self) -> set[str]:
-        """Of all payloads of the last rounds."""
-        return {name for _, names in self._sent_last() for name in names}
 
     def add(self, contribution: Contribution, payload: bytes) -> None:
         """Its push begins. Raises EnvironmentUnfit."""
@@ -122,7 +118,7 @@ class Outbox:
     def remove(self, contribution: Contribution) -> None:
         """There is a receipt, or a reason why there will be none."""
         self._store.drop_document(str(contribution.module))
-        if contribution.payload.digest not in self._names():
+        if contribution.payload.digest not in _named(self._rounds()):
             self._store.drop(contribution.payload.digest)
 
     def waiting(self) -> list[tuple[Contribution, bytes]]:
@@ -140,8 +136,13 @@ class Outbox:
                 found.append((contribution, payload))
             else:
                 self._store.drop_document(name)
-        _drop_others(self._store, self._names() | {contribution.payload.digest for contribution, _ in found})
+        _drop_others(self._store, _named(self._rounds()) | {contribution.payload.digest for contribution, _ in found})
         return found
+
+
+def _named(rounds: Iterable[tuple[float, Sequence[str]]]) -> set[str]:
+    """The names of all payloads of these rounds."""
+    return {name for _, names in rounds for name in names}
 
 
 def _drop_others(store: Store, names: set[str]) -> None:
